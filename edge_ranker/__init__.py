@@ -1,0 +1,1 @@
+"""Tier 3a: the MLP that cuts hundreds of candidates to a hundred."""

@@ -1,0 +1,1 @@
+"""Tier 2: raw ids become keys, buckets and histories."""

@@ -1,0 +1,1 @@
+"""Shared plumbing: knows no users, items or embeddings."""

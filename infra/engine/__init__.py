@@ -1,0 +1,1 @@
+"""Executable forms of the models."""

@@ -1,0 +1,31 @@
+"""Logging set up once per process: one line per record, constant message plus fields.
+
+Refuses nothing; never logs vectors or user payloads (that is the caller's duty).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class _FieldFormatter(logging.Formatter):
+    """`time level logger: message key=value ...`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        fields = " ".join(f"{k}={v}" for k, v in record.__dict__.items() if k not in _STANDARD)
+        return f"{line} {fields}" if fields else line
+
+
+def configure_logging(level: str = "INFO") -> None:
+    """Send this process's logs to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_FieldFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for noisy in ("kafka", "ray", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,238 @@
+"""The release directory: written once, verified before use, never changed.
+
+    manifest.json                 name, generation, schema, tables, models, report, sha256 of every other file
+    tables/<table>.safetensors    keys i64[n], rows f32[n, dim], versions u64[n], default_row f32[dim]
+    edge/mlp.fp32.onnx            rerank/bst.fp32.onnx
+    catalogue.msgpack             what is known of each item, most popular first
+    users.msgpack                 attributes and histories at the end of the training period
+    requests.msgpack              recorded requests with the scores the trained models gave them
+
+A directory that is incomplete, damaged or made with another schema is refused with the reason; nothing is repaired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from infra.errors import ReleaseRefused
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+EDGE_MODEL = "edge/mlp.fp32.onnx"
+RERANK_MODEL = "rerank/bst.fp32.onnx"
+CATALOGUE = "catalogue.msgpack"
+USERS = "users.msgpack"
+REQUESTS = "requests.msgpack"
+_FIXED = (EDGE_MODEL, RERANK_MODEL, CATALOGUE, USERS, REQUESTS)
+
+
+class TableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table as the manifest lists it; `fingerprint` is the sha256 of its file."""
+
+    name: str
+    table_id: int
+    dim: int
+    dtype: str
+    rows: int
+    fingerprint: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a release says of itself."""
+
+    format: int
+    name: str
+    parent: str | None
+    created_us: int
+    generation: int
+    schema: dict[str, Any]
+    schema_fingerprint: str
+    tables: list[TableEntry]
+    models: dict[str, dict[str, str]]
+    report: dict[str, Any]
+    made_with: dict[str, Any]
+    files: dict[str, str]
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One item of the catalogue; `events` is how often it occurs in the training period."""
+
+    item_id: str
+    key: int
+    title: str
+    categories: list[str]
+    events: int
+
+
+class User(msgspec.Struct, frozen=True):
+    """One user at the end of the training period; the history is oldest first."""
+
+    user_id: str
+    attributes: dict[str, str]
+    history_items: list[str]
+    history_ts_us: list[int]
+
+
+class RecordedRequest(msgspec.Struct, frozen=True):
+    """One test request and the logits the trained models gave its candidates."""
+
+    user_id: str
+    attributes: dict[str, str]
+    history_items: list[str]
+    history_ts_us: list[int]
+    candidates: list[str]
+    edge_logits: list[float]
+    rerank_logits: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """keys i64[n], rows f32[n, dim], versions u64[n], default_row f32[dim]."""
+
+    keys: NDArray[np.int64]
+    rows: NDArray[np.float32]
+    versions: NDArray[np.uint64]
+    default_row: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A verified release directory."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def edge_model(self) -> Path:
+        """ONNX file of the edge MLP."""
+        return self.path / EDGE_MODEL
+
+    @property
+    def rerank_model(self) -> Path:
+        """ONNX file of the reranker."""
+        return self.path / RERANK_MODEL
+
+    def table(self, name: str) -> TableRows:
+        """Rows of one table."""
+        tensors = load_file(self.path / f"tables/{name}.safetensors")
+        return TableRows(tensors["keys"], tensors["rows"], tensors["versions"], tensors["default_row"])
+
+    def catalogue(self) -> list[Item]:
+        """Items, most popular first."""
+        return msgspec.msgpack.decode((self.path / CATALOGUE).read_bytes(), type=list[Item])
+
+    def users(self) -> list[User]:
+        """Users with their histories."""
+        return msgspec.msgpack.decode((self.path / USERS).read_bytes(), type=list[User])
+
+    def requests(self) -> list[RecordedRequest]:
+        """Recorded test requests."""
+        return msgspec.msgpack.decode((self.path / REQUESTS).read_bytes(), type=list[RecordedRequest])
+
+
+def write_release(
+    path: Path,
+    *,
+    name: str,
+    parent: str | None,
+    created_us: int,
+    schema: Mapping[str, Any],
+    schema_fingerprint: str,
+    tables: Mapping[str, tuple[int, TableRows]],
+    models: Mapping[str, Path],
+    catalogue: Iterable[Item],
+    users: Iterable[User],
+    requests: Iterable[RecordedRequest],
+    report: Mapping[str, Any],
+    made_with: Mapping[str, Any],
+) -> Release:
+    """Write a release next to `path`, then move it there in one step. `tables` maps a name to (table_id, rows);
+    `models` maps "edge" and "rerank" to ONNX files. Raises ReleaseRefused when `path` exists already."""
+    if path.exists():
+        raise ReleaseRefused(f"{path} exists already; a release is never overwritten: choose another name")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    for folder in ("tables", "edge", "rerank"):
+        (draft / folder).mkdir(parents=True)
+    for table, (_, rows) in tables.items():
+        save_file(
+            {
+                "keys": rows.keys,
+                "rows": rows.rows,
+                "versions": rows.versions,
+                "default_row": rows.default_row,
+            },
+            draft / f"tables/{table}.safetensors",
+        )
+    shutil.copyfile(models["edge"], draft / EDGE_MODEL)
+    shutil.copyfile(models["rerank"], draft / RERANK_MODEL)
+    for target, content in ((CATALOGUE, catalogue), (USERS, users), (REQUESTS, requests)):
+        (draft / target).write_bytes(msgspec.msgpack.encode(list(content)))
+    files = {str(f.relative_to(draft)): _sha256(f) for f in sorted(draft.rglob("*")) if f.is_file()}
+    entries = [
+        TableEntry(t, table_id, rows.rows.shape[1], "f32", rows.keys.size, files[f"tables/{t}.safetensors"])
+        for t, (table_id, rows) in tables.items()
+    ]
+    identity = msgspec.json.encode([name, created_us, schema_fingerprint, files], order="sorted")
+    manifest = Manifest(
+        format=FORMAT,
+        name=name,
+        parent=parent,
+        created_us=created_us,
+        generation=int.from_bytes(hashlib.sha256(identity).digest()[:4], "little") or 1,
+        schema=dict(schema),
+        schema_fingerprint=schema_fingerprint,
+        tables=entries,
+        models={"edge": {"fp32": EDGE_MODEL}, "rerank": {"fp32": RERANK_MODEL}},
+        report=dict(report),
+        made_with=dict(made_with),
+        files=files,
+    )
+    (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    draft.rename(path)
+    return Release(path, manifest)
+
+
+def read_release(path: Path, *, verify_files: bool = True) -> Release:
+    """Read and verify a release. Raises ReleaseRefused with the reason.
+
+    `verify_files=False` trusts the sha256 sums another process of the same stack has just checked.
+    """
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise ReleaseRefused(
+            f"{path} is no release directory ({MANIFEST}: {error.strerror}); make one with `trirank train`"
+        ) from error
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ReleaseRefused(f"{path}/{MANIFEST}: {error}") from error
+    if manifest.format != FORMAT:
+        raise ReleaseRefused(f"{path}: format {manifest.format}, this version reads {FORMAT}")
+    wanted = {*_FIXED, *(f"tables/{t.name}.safetensors" for t in manifest.tables)}
+    if unlisted := wanted - manifest.files.keys():
+        raise ReleaseRefused(f"{path}: the manifest lists no checksum for {sorted(unlisted)[0]}")
+    for name, digest in manifest.files.items() if verify_files else ():
+        file = path / name
+        if not file.is_file():
+            raise ReleaseRefused(f"{path}: {name} is missing")
+        if _sha256(file) != digest:
+            raise ReleaseRefused(f"{path}: {name} is damaged (its sha256 differs from the manifest's)")
+    return Release(path, manifest)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,128 @@
+"""Every setting of the stack: one typed model, from `trirank.toml`, then `TRIRANK_*`, then the command line.
+
+An unknown or impossible value is an error at start that names the key. Read once by the wiring; everything else
+gets what it needs as arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from infra.errors import ConfigurationError
+
+PREFIX = "TRIRANK_"
+# Variables with our prefix that are not settings.
+_NOT_SETTINGS = frozenset({"TRIRANK_CONFIG"})
+
+
+class Settings(BaseSettings):
+    """Settings of one stack."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    stack: str = Field(
+        default="trirank", pattern=r"^[a-z][a-z0-9_-]{0,40}$", description="Prefix of Redis keys and topics."
+    )
+    home: Path = Field(
+        default=Path(".trirank"), description="Folder for caches, releases and the state of a running stack."
+    )
+    release: Path | None = Field(default=None, description="Release directory to serve.")
+    host: str = Field(default="127.0.0.1", description="Address the gateways listen on.")
+    port: int = Field(default=8000, ge=1, le=65535, description="Port all gateways share.")
+    redis: str | None = Field(default=None, description="redis:// URL; none starts an embedded server.")
+    kafka: str | None = Field(default=None, description="HOST:PORT of a broker; none starts an embedded one.")
+    shards: int = Field(default=1, ge=1, le=256, description="Parameter-server shards.")
+    partitions: int = Field(
+        default=8, ge=1, le=1024, description="Partitions of the embeddings topic; at least `shards`."
+    )
+    gateways: int = Field(default=2, ge=1, le=64, description="Gateway processes on the one port.")
+    edge_replicas: int = Field(default=1, ge=1, le=64, description="Edge ranker replicas.")
+    rerank_replicas: int = Field(default=1, ge=1, le=64, description="Reranker replicas.")
+    recall_k: int = Field(
+        default=500, ge=1, le=2000, description="Candidates recalled when a request brings none."
+    )
+    rerank_depth: int = Field(default=100, ge=1, le=512, description="Candidates the reranker sees.")
+    deadline_ms: float = Field(
+        default=100.0, gt=0, le=60000, description="Deadline of a request that names none."
+    )
+    max_in_flight: int = Field(
+        default=64, ge=1, le=10000, description="Requests one gateway works on; more are refused."
+    )
+    table_headroom: float = Field(
+        default=2.0, ge=1.0, le=100.0, description="Table capacity over the rows of the release."
+    )
+    table_min_capacity_rows: int = Field(default=65536, ge=1, description="Least capacity of a table.")
+    snapshot_interval_s: float = Field(
+        default=30.0, gt=0, description="Seconds between snapshots of a shard that changed."
+    )
+    log_level: str = Field(default="INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line over environment over file."""
+        file = Path(os.environ.get("TRIRANK_CONFIG", "trirank.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
+
+    @property
+    def embeddings_topic(self) -> str:
+        """Topic of embedding updates."""
+        return f"{self.stack}.embeddings"
+
+    @property
+    def feedback_topic(self) -> str:
+        """Topic of feedback events."""
+        return f"{self.stack}.feedback"
+
+    @property
+    def deadletter_topic(self) -> str:
+        """Topic of records that could not be applied."""
+        return f"{self.stack}.deadletter"
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the running stack: pid file, logs, sockets, metrics, snapshots."""
+        return self.home / "run"
+
+
+def load_settings(**given: Any) -> Settings:
+    """Read the settings; `given` are command-line values, None means not given. Raises ConfigurationError."""
+    unknown = [
+        name
+        for name in os.environ
+        if name.startswith(PREFIX)
+        and name not in _NOT_SETTINGS
+        and name[len(PREFIX) :].lower() not in Settings.model_fields
+    ]
+    if unknown:
+        raise ConfigurationError(f"{unknown[0]}: there is no such setting; see `trirank up --help`")
+    config = os.environ.get("TRIRANK_CONFIG")
+    if config and not Path(config).is_file():
+        raise ConfigurationError(f"TRIRANK_CONFIG: there is no file {config}")
+    try:
+        settings = Settings(**{k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"{key}: {first['msg']} (got {first['input']!r})") from error
+    if settings.partitions < settings.shards:
+        raise ConfigurationError(
+            f"partitions: {settings.partitions} is fewer than shards ({settings.shards})"
+        )
+    return settings

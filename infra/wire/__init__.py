@@ -1,0 +1,1 @@
+"""The data plane: request bytes between gateway, shards and replicas, over ZeroMQ."""

@@ -1,0 +1,1 @@
+"""Tier 1: embeddings that follow the stream."""

@@ -1,0 +1,1 @@
+"""One embedding table on one device."""

@@ -1,0 +1,1 @@
+"""The HTTP gateway: one request from parsing to reply."""

@@ -1,0 +1,1 @@
+"""Gray release: which release serves which user."""

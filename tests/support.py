@@ -1,0 +1,31 @@
+"""Helpers for tests: waiting for a condition, free ports."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T], *, timeout_s: float = 10.0, every_s: float = 0.02) -> T:
+    """Return the first truthy result of `probe`; fail when there is none within `timeout_s`."""
+    pause = threading.Event()
+    end = time.monotonic() + timeout_s
+    while True:
+        result = probe()
+        if result:
+            return result
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {timeout_s} s; last result: {result!r}")
+        pause.wait(every_s)
+
+
+def free_port() -> int:
+    """A loopback TCP port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
