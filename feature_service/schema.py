@@ -91,7 +91,8 @@ def gap_indices(schema: FeatureSchema, ts_us: I64) -> I64:
     if ts_us.size == 0:
         return np.empty(0, np.int64)
     age_s = (ts_us.max() - ts_us) / 1e6
-    return np.searchsorted(np.asarray(schema.gap_bounds_s), age_s, side="right").astype(np.int64) + 1
+    gaps: I64 = np.searchsorted(np.asarray(schema.gap_bounds_s), age_s, side="right").astype(np.int64)
+    return gaps + 1
 
 
 def gap_keys(schema: FeatureSchema) -> I64:

@@ -48,13 +48,9 @@ class Settings(BaseSettings):
     gateways: int = Field(default=2, ge=1, le=64, description="Gateway processes on the one port.")
     edge_replicas: int = Field(default=1, ge=1, le=64, description="Edge ranker replicas.")
     rerank_replicas: int = Field(default=1, ge=1, le=64, description="Reranker replicas.")
-    recall_k: int = Field(
-        default=500, ge=1, le=2000, description="Candidates recalled when a request brings none."
-    )
+    recall_k: int = Field(default=500, ge=1, le=2000, description="Candidates recalled when a request brings none.")
     rerank_depth: int = Field(default=100, ge=1, le=512, description="Candidates the reranker sees.")
-    deadline_ms: float = Field(
-        default=100.0, gt=0, le=60000, description="Deadline of a request that names none."
-    )
+    deadline_ms: float = Field(default=100.0, gt=0, le=60000, description="Deadline of a request that names none.")
     max_in_flight: int = Field(
         default=64, ge=1, le=10000, description="Requests one gateway works on; more are refused."
     )
@@ -122,7 +118,5 @@ def load_settings(**given: Any) -> Settings:
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigurationError(f"{key}: {first['msg']} (got {first['input']!r})") from error
     if settings.partitions < settings.shards:
-        raise ConfigurationError(
-            f"partitions: {settings.partitions} is fewer than shards ({settings.shards})"
-        )
+        raise ConfigurationError(f"partitions: {settings.partitions} is fewer than shards ({settings.shards})")
     return settings
