@@ -1,0 +1,36 @@
+"""The seam to Redis: connections with short timeouts, and its errors translated into ours.
+
+Refuses to wait: a Redis that does not answer within a second counts as away. Invariant: no exception of the redis
+package leaves a block wrapped in `redis_errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+import redis.asyncio
+
+from infra.errors import RedisUnavailable
+
+TIMEOUT_S = 1.0
+
+
+def connect(url: str) -> redis.Redis:
+    """A synchronous client for `url`; connects at the first command, raises nothing by itself."""
+    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """An asyncio client for `url`; connects at the first command, raises nothing by itself."""
+    return redis.asyncio.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turn every error of the redis package into RedisUnavailable; works around awaits too."""
+    try:
+        yield
+    except (redis.RedisError, OSError, TimeoutError) as error:
+        raise RedisUnavailable(f"redis: {type(error).__name__}: {error}") from error
