@@ -12,19 +12,23 @@ The user vector is the user's own row, or the row of his bucket when he has none
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_service.hashing import HASH_NAME
+from infra.errors import ReleaseRefused
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
 TABLE_IDS = {"user": 1, "user_bucket": 2, "user_attribute": 3, "item": 4, "category": 5, "gap": 6}
 CANDIDATE_GAP = 0
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class FeatureSchema:
     gap_bounds_s: tuple[float, ...] = (1.0, 30.0, 120.0, 600.0, 3600.0, 21600.0, 86400.0, 604800.0, 2592000.0)
     history_events: tuple[str, ...] = ("click", "rating", "like", "purchase", "play")
     hash_name: str = HASH_NAME
-    version: int = 1
+    version: int = SCHEMA_VERSION
 
     @property
     def token_dim(self) -> int:
@@ -143,3 +147,21 @@ def assemble(
         return ModelInputs(np.zeros((1, schema.token_dim), np.float32), target, np.zeros(1, np.float32), user)
     hist = np.concatenate((history_items, history_categories, history_gaps), axis=1)
     return ModelInputs(hist, target, np.ones(length, np.float32), user)
+
+
+def schema_of(fields: Mapping[str, Any], fingerprint: str) -> FeatureSchema:
+    """The schema a release was made with. Raises ReleaseRefused when this code means something else by it."""
+    try:
+        schema = msgspec.convert(dict(fields), FeatureSchema)
+    except msgspec.ValidationError as error:
+        raise ReleaseRefused(f"feature schema: {error}; it was made by another version of Trirank") from error
+    if unknown := fields.keys() - asdict(schema).keys():
+        raise ReleaseRefused(f"feature schema: unknown field {sorted(unknown)[0]}")
+    if schema.hash_name != HASH_NAME or schema.version != SCHEMA_VERSION:
+        raise ReleaseRefused(
+            f"feature schema: version {schema.version} with {schema.hash_name}; "
+            f"this code serves version {SCHEMA_VERSION} with {HASH_NAME}"
+        )
+    if schema.fingerprint() != fingerprint:
+        raise ReleaseRefused(f"feature schema: fingerprint {schema.fingerprint()} is not the release's {fingerprint}")
+    return schema
