@@ -1,0 +1,30 @@
+"""`trirank release`: look at a release directory before it serves anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from infra.release import read_release
+
+app = typer.Typer(help="Verify and show release directories.", no_args_is_help=True)
+Directory = Annotated[Path, typer.Argument(help="Release directory.")]
+
+
+@app.command()
+def verify(directory: Directory) -> None:
+    """Check that a release is complete, undamaged and made for this version; exit status 2 and the reason if not."""
+    from feature_service.schema import schema_of
+
+    release = read_release(directory)
+    schema_of(release.manifest.schema, release.manifest.schema_fingerprint)
+    print(f"{directory}: release {release.manifest.name}, {len(release.manifest.files)} files, all sound")
+
+
+@app.command()
+def show(directory: Directory) -> None:
+    """Print the manifest, with the quality report, as JSON."""
+    print(msgspec.json.format(msgspec.json.encode(read_release(directory).manifest), indent=2).decode())

@@ -1,0 +1,289 @@
+"""The wiring of a stack on one machine: what starts, in which order, on Ray; and how it stops.
+
+Order: checks that need no process, Redis and the broker, topics, Ray, then every tier at once; ready when a gateway
+says so. The supervisor restarts the embedded Redis and broker; Ray restarts actors and replicas. Stopping goes the
+other way round. Nothing here touches a request.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from infra.embedded import EmbeddedBroker, EmbeddedRedis
+from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, TrirankError
+from infra.release import Release, read_release
+from infra.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+READY_TIMEOUT_S = 120.0
+SUPERVISE_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StackState:
+    """What other commands need to know of a running stack; kept in `run/state.json`."""
+
+    guard_pid: int
+    supervisor_pid: int
+    url: str
+    redis: str
+    kafka: str
+    embedded_redis: bool
+    embedded_kafka: bool
+    release: str
+    stack: str
+
+
+class Stack:
+    """One running stack. `start()` returns when it answers requests; `stop()` leaves nothing running."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._embedded: list[EmbeddedRedis | EmbeddedBroker] = []
+        self._lock: IO[str] | None = None
+
+    def start(self) -> StackState:
+        """Start everything; raises a TrirankError that says what to do when something is in the way."""
+        settings = self._settings
+        release = self._check()
+        redis_url, kafka = self._start_stores()
+        state = StackState(
+            guard_pid=os.getppid(),
+            supervisor_pid=os.getpid(),
+            url=f"http://{_shown_host(settings.host)}:{settings.port}",
+            redis=redis_url,
+            kafka=kafka,
+            embedded_redis=settings.redis is None,
+            embedded_kafka=settings.kafka is None,
+            release=str(release.path),
+            stack=settings.stack,
+        )
+        _write_state(settings, state)
+        self._undo.append(("state", lambda: state_path(settings).unlink(missing_ok=True)))
+        self._start_ray()
+        self._start_tiers(release, redis_url, kafka)
+        self._wait_ready(state.url)
+        return state
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._stopping.is_set()
+
+    def supervise(self) -> None:
+        """Restart embedded servers that die, until `request_stop`."""
+        while not self._stopping.wait(SUPERVISE_EVERY_S):
+            for server in self._embedded:
+                if not server.alive():
+                    self._revive(server)
+
+    def request_stop(self) -> None:
+        """Make `supervise` return; safe in a signal handler."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """Undo what was started, last first; every step is tried."""
+        while self._undo:
+            name, undo = self._undo.pop()
+            try:
+                undo()
+            except (TrirankError, OSError, RuntimeError):
+                logger.exception("stopping failed", extra={"part": name})
+
+    # --- checks ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> Release:
+        settings = self._settings
+        if settings.release is None:
+            raise ConfigurationError("release: no release directory is named; `trirank train` makes one")
+        release = read_release(settings.release.resolve())
+        _refuse_foreign_schema(release)
+        settings.run_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock_run_dir(settings)
+        self._undo.append(("lock", self._lock.close))
+        _refuse_taken_port(settings.host, settings.port)
+        return release
+
+    # --- Redis and the broker --------------------------------------------------------------------------------------
+
+    def _start_stores(self) -> tuple[str, str]:
+        from infra.kafka import probe
+        from infra.redis import wait_ready
+
+        settings = self._settings
+        if settings.redis is None:
+            redis = EmbeddedRedis(settings.home / "redis")
+            self._own("redis", redis)
+            redis_url = redis.url
+        else:
+            redis_url = settings.redis
+        if settings.kafka is None:
+            broker = EmbeddedBroker(settings.run_dir / "broker")
+            self._own("broker", broker)
+            kafka = broker.bootstrap
+        else:
+            kafka = settings.kafka
+        for server in self._embedded:
+            server.wait_ready(10.0)
+        try:
+            wait_ready(redis_url, 3.0)
+        except RedisUnavailable as error:
+            raise ConfigurationError(f"redis: {redis_url} does not answer ({error}); start it or leave --redis out") from error
+        try:
+            probe(kafka, 3.0)
+        except LogUnavailable as error:
+            raise ConfigurationError(f"kafka: {kafka} does not answer ({error}); start it or leave --kafka out") from error
+        self._make_topics(kafka)
+        return redis_url, kafka
+
+    def _own(self, name: str, server: EmbeddedRedis | EmbeddedBroker) -> None:
+        server.start()
+        self._embedded.append(server)
+        self._undo.append((name, server.stop))
+
+    def _make_topics(self, kafka: str) -> None:
+        from infra.kafka import ensure_topics
+
+        settings = self._settings
+        partitions = {
+            settings.embeddings_topic: settings.partitions,
+            settings.feedback_topic: settings.partitions,
+            settings.deadletter_topic: 1,
+        }
+        ensure_topics(kafka, partitions)
+
+    def _revive(self, server: EmbeddedRedis | EmbeddedBroker) -> None:
+        logger.warning("an embedded server died and is restarted", extra={"server": type(server).__name__})
+        try:
+            server.restart()
+            server.wait_ready(10.0)
+            if isinstance(server, EmbeddedBroker):
+                self._make_topics(server.bootstrap)
+        except TrirankError:
+            logger.exception("restart failed; trying again", extra={"server": type(server).__name__})
+
+    # --- Ray and the tiers -----------------------------------------------------------------------------------------
+
+    def _start_ray(self) -> None:
+        settings = self._settings
+        metrics_dir = settings.run_dir / "metrics"
+        shutil.rmtree(metrics_dir, ignore_errors=True)
+        metrics_dir.mkdir(parents=True)
+        ray_dir = Path(tempfile.mkdtemp(prefix="trirank-ray-"))
+        self._undo.append(("ray files", lambda: shutil.rmtree(ray_dir, ignore_errors=True)))
+        os.environ.update(
+            {
+                "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir.resolve()),
+                # Loopback only, a token of this run, and no usage statistics.
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": secrets.token_hex(32),
+                "RAY_USAGE_STATS_ENABLED": "0",
+                # One computing thread per process: the tiers are the parallelism of a small machine.
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "RAY_SERVE_LOG_TO_STDERR": "0",
+            }
+        )
+        import ray
+        from ray import serve
+
+        ray.init(
+            address="local",
+            namespace=settings.stack,
+            num_cpus=64,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=80 * 1024 * 1024,
+            _temp_dir=str(ray_dir),
+        )
+        self._undo.append(("ray", ray.shutdown))
+        serve.start(proxy_location="Disabled")
+        self._undo.append(("serve", serve.shutdown))
+
+    def _start_tiers(self, release: Release, redis_url: str, kafka: str) -> None:
+        raise NotImplementedError
+
+    def _wait_ready(self, url: str) -> None:
+        end = time.monotonic() + READY_TIMEOUT_S
+        answer: Any = "no gateway answers"
+        while time.monotonic() < end and not self._stopping.is_set():
+            try:
+                with urllib.request.urlopen(f"{url}/readyz", timeout=2):
+                    return
+            except urllib.error.HTTPError as error:
+                answer = error.read(2000).decode(errors="replace")
+            except OSError as error:
+                answer = str(error)
+            self._stopping.wait(0.1)
+        raise TrirankError(f"not ready after {READY_TIMEOUT_S:.0f} s: {answer}; logs are in {self._settings.run_dir}")
+
+
+def state_path(settings: Settings) -> Path:
+    """Where a running stack says how to reach it."""
+    return settings.run_dir / "state.json"
+
+
+def read_state(settings: Settings) -> StackState | None:
+    """The running stack of this home folder, or None."""
+    try:
+        return StackState(**json.loads(state_path(settings).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_state(settings: Settings, state: StackState) -> None:
+    path = state_path(settings)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps({name: getattr(state, name) for name in StackState.__slots__}, indent=2))
+    draft.replace(path)
+
+
+def _refuse_foreign_schema(release: Release) -> None:
+    from feature_service.schema import schema_of
+
+    schema_of(release.manifest.schema, release.manifest.schema_fingerprint)
+
+
+def _lock_run_dir(settings: Settings) -> IO[str]:
+    lock = (settings.run_dir / "lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigurationError(
+            f"home: a stack is already running in {settings.home}; `trirank down` stops it, --home names another folder"
+        ) from None
+    return lock
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(f"port: {host}:{port} cannot be used ({error.strerror}); choose another with --port") from error
+
+
+def _shown_host(host: str) -> str:
+    return "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
