@@ -39,5 +39,7 @@ def main() -> None:
     except TrirankError as error:
         print(f"trirank: {error}", file=sys.stderr)
         sys.exit(1)
+
+
 if __name__ == "__main__":
     main()

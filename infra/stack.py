@@ -146,11 +146,15 @@ class Stack:
         try:
             wait_ready(redis_url, 3.0)
         except RedisUnavailable as error:
-            raise ConfigurationError(f"redis: {redis_url} does not answer ({error}); start it or leave --redis out") from error
+            raise ConfigurationError(
+                f"redis: {redis_url} does not answer ({error}); start it or leave --redis out"
+            ) from error
         try:
             probe(kafka, 3.0)
         except LogUnavailable as error:
-            raise ConfigurationError(f"kafka: {kafka} does not answer ({error}); start it or leave --kafka out") from error
+            raise ConfigurationError(
+                f"kafka: {kafka} does not answer ({error}); start it or leave --kafka out"
+            ) from error
         self._make_topics(kafka)
         return redis_url, kafka
 
@@ -282,7 +286,9 @@ def _refuse_taken_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigurationError(f"port: {host}:{port} cannot be used ({error.strerror}); choose another with --port") from error
+            raise ConfigurationError(
+                f"port: {host}:{port} cannot be used ({error.strerror}); choose another with --port"
+            ) from error
 
 
 def _shown_host(host: str) -> str:

@@ -22,7 +22,6 @@ from infra.settings import Settings, load_settings
 Home = Annotated[Path | None, typer.Option(help="Folder of caches, releases and the running stack (default .trirank).")]
 
 
-
 def up(
     release: Annotated[Path | None, typer.Option(help="Release directory to serve; `trirank train` makes one.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,

@@ -15,7 +15,9 @@ def train(
     out: Annotated[Path, typer.Option(help="Release directory to write; must not exist.")],
     name: Annotated[str | None, typer.Option(help="Name of the release (default: the folder's name).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 7,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training period (default: what the data needs).")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the training period (default: what the data needs).")
+    ] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of the download cache (default .trirank).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the quality report as JSON.")] = False,
 ) -> None:
