@@ -44,8 +44,8 @@ class StackState:
     url: str
     redis: str
     kafka: str
-    embedded_redis: bool
-    embedded_kafka: bool
+    redis_pid: int | None  # None: not ours
+    kafka_pid: int | None
     release: str
     stack: str
 
@@ -57,7 +57,9 @@ class Stack:
         self._settings = settings
         self._stopping = threading.Event()
         self._undo: list[tuple[str, Callable[[], None]]] = []
-        self._embedded: list[EmbeddedRedis | EmbeddedBroker] = []
+        self._redis: EmbeddedRedis | None = None
+        self._broker: EmbeddedBroker | None = None
+        self._state: StackState | None = None
         self._lock: IO[str] | None = None
 
     def start(self) -> StackState:
@@ -71,8 +73,8 @@ class Stack:
             url=f"http://{_shown_host(settings.host)}:{settings.port}",
             redis=redis_url,
             kafka=kafka,
-            embedded_redis=settings.redis is None,
-            embedded_kafka=settings.kafka is None,
+            redis_pid=self._redis.pid if self._redis else None,
+            kafka_pid=self._broker.pid if self._broker else None,
             release=str(release.path),
             stack=settings.stack,
         )
@@ -91,7 +93,7 @@ class Stack:
     def supervise(self) -> None:
         """Restart embedded servers that die, until `request_stop`."""
         while not self._stopping.wait(SUPERVISE_EVERY_S):
-            for server in self._embedded:
+            for server in self._embedded():
                 if not server.alive():
                     self._revive(server)
 
@@ -130,18 +132,18 @@ class Stack:
 
         settings = self._settings
         if settings.redis is None:
-            redis = EmbeddedRedis(settings.home / "redis")
-            self._own("redis", redis)
-            redis_url = redis.url
+            self._redis = EmbeddedRedis(settings.home / "redis")
+            self._own("redis", self._redis)
+            redis_url = self._redis.url
         else:
             redis_url = settings.redis
         if settings.kafka is None:
-            broker = EmbeddedBroker(settings.run_dir / "broker")
-            self._own("broker", broker)
-            kafka = broker.bootstrap
+            self._broker = EmbeddedBroker(settings.run_dir / "broker")
+            self._own("broker", self._broker)
+            kafka = self._broker.bootstrap
         else:
             kafka = settings.kafka
-        for server in self._embedded:
+        for server in self._embedded():
             server.wait_ready(10.0)
         try:
             wait_ready(redis_url, 3.0)
@@ -160,8 +162,10 @@ class Stack:
 
     def _own(self, name: str, server: EmbeddedRedis | EmbeddedBroker) -> None:
         server.start()
-        self._embedded.append(server)
         self._undo.append((name, server.stop))
+
+    def _embedded(self) -> list[EmbeddedRedis | EmbeddedBroker]:
+        return [server for server in (self._redis, self._broker) if server is not None]
 
     def _make_topics(self, kafka: str) -> None:
         from infra.kafka import ensure_topics

@@ -1,0 +1,32 @@
+"""One trained release and one running stack for the whole session; both are made when first asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running_stack import RunningStack, trirank
+
+
+@pytest.fixture(scope="session")
+def release_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release trained on MovieLens-100K as `make serve` trains it; TRIRANK_TEST_RELEASE names one to reuse."""
+    if reused := os.environ.get("TRIRANK_TEST_RELEASE"):
+        return Path(reused)
+    home = tmp_path_factory.mktemp("train")
+    out = home / "ml100k"
+    done = trirank("train", "--data", "movielens-100k", "--out", str(out), "--home", str(home), timeout_s=900)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def stack(release_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """The whole stack with its embedded Redis and broker."""
+    running = RunningStack(release_dir, tmp_path_factory.mktemp("stack"))
+    running.start()
+    yield running
+    assert running.stop() == 0, running.log
