@@ -34,3 +34,15 @@ def redis_errors() -> Iterator[None]:
         yield
     except (redis.RedisError, OSError, TimeoutError) as error:
         raise RedisUnavailable(f"redis: {type(error).__name__}: {error}") from error
+
+
+def ping(url: str) -> None:
+    """Ask a server whether it is ready. Raises RedisUnavailable, within about a second."""
+    server_pid(url)
+
+
+def server_pid(url: str) -> int:
+    """Process id of the server that answers at `url`. Raises RedisUnavailable while it loads or is away."""
+    with redis_errors(), connect(url) as client:
+        client.ping()
+        return int(client.info("server")["process_id"])

@@ -1,0 +1,286 @@
+"""A log and its guarded reader: records, the ways a log can fail its reader, and the rule that none goes unnoticed.
+
+Knows no Kafka: the connection is handed in. Refuses to reset a position. Invariant: `poll` returns only records of
+the log that the positions belong to; when that log is gone or no longer reaches back, it raises a LogGap for each
+partition until the reader has seeked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from infra.errors import Permanent
+
+TIMEOUT_S = 3.0
+
+# Cluster ids of brokers that keep their log in memory: the embedded one, and that program's own default.
+MEMORY_CLUSTER_PREFIXES = ("trirank-memory-", "tansu")
+
+_FETCH_WAIT_DURABLE_MS = 500
+_FETCH_WAIT_MEMORY_MS = 20
+_FETCH_WAIT_MOST_MS = 10_000
+# Measured on the embedded broker: a fetch walks 0.75 ms per thousand batches; twice that leaves room for load.
+_FETCH_WAIT_PER_RECORD_MS = 1.5e-3
+_STARVED_AFTER_WAITS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as the log holds it."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """What a broker says of itself; `durable` is False for one that keeps its log in memory."""
+
+    cluster_id: str
+    version: str
+    brokers: int
+    durable: bool
+
+
+class LogGap(Permanent):
+    """The record at `position` is gone; `resume_at` is the first offset the log has now.
+
+    Action: count it, say so, then seek to `resume_at` and make good what the lost records would have done.
+    """
+
+    def __init__(self, partition: int, position: int, resume_at: int, detail: str) -> None:
+        super().__init__(f"partition {partition}: {detail} (position {position}, the log begins at {resume_at})")
+        self.partition = partition
+        self.position = position
+        self.resume_at = resume_at
+
+
+class LogLost(LogGap):
+    """The log was lost or made anew: a broker without a disk restarted, or the topic was deleted."""
+
+
+class LogTruncated(LogGap):
+    """The log no longer reaches back to the position: retention or delete-records took the records."""
+
+
+class OutOfRange(Permanent):
+    """The broker refused the positions of these partitions."""
+
+    def __init__(self, partitions: Collection[int]) -> None:
+        super().__init__(f"out of range: partitions {sorted(partitions)}")
+        self.partitions = set(partitions)
+
+
+class LogLink(Protocol):
+    """A connection that reads partitions of one topic. May raise LogUnavailable."""
+
+    def fetch(self, timeout_s: float, max_records: int) -> dict[int, list[Record]]:
+        """Records per partition from the positions on; raises OutOfRange."""
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Set a position and forget the partition's highwater."""
+
+    def position(self, partition: int) -> int:
+        """Offset of the next record that will be fetched."""
+
+    def highwater(self, partition: int) -> int | None:
+        """Offset after the newest record as of the last fetch."""
+
+    def earliest(self, timeout_s: float) -> dict[int, int]:
+        """First offset of each partition."""
+
+    def identity(self) -> str | None:
+        """Name of this very log as last heard; None while unknown."""
+
+    def durable(self) -> bool:
+        """Whether the broker keeps acknowledged records when it dies."""
+
+    def reconnected(self) -> bool:
+        """Whether a connection was made since the last `verify`."""
+
+    def verify(self, timeout_s: float) -> bool:
+        """Ask for the identity again; False when it was not answered."""
+
+    def connected(self) -> bool:
+        """Whether a connection stands."""
+
+    def hold_fetches(self, wait_ms: int) -> None:
+        """Let the broker hold an empty fetch this long."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+def is_durable(cluster_id: str | None) -> bool:
+    """Whether a broker with this cluster id keeps acknowledged records when it dies."""
+    return not (cluster_id or "").startswith(MEMORY_CLUSTER_PREFIXES)
+
+
+def fetch_wait_ms(*, durable: bool, records: int, starved: int = 0) -> int:
+    """How long the broker may hold an empty fetch, in milliseconds.
+
+    Apache Kafka answers a held fetch when data arrives. The embedded broker looks again at half, three quarters, ...
+    of the wait, so the wait is the latency; but it also gives up a fetch that walks the log for longer than the wait,
+    and would then never answer again: the wait grows with the `records` in the partitions read, and doubles for each
+    time the reader found itself `starved`.
+    """
+    if durable:
+        return _FETCH_WAIT_DURABLE_MS
+    grown = max(_FETCH_WAIT_MEMORY_MS, int(records * _FETCH_WAIT_PER_RECORD_MS))
+    return min(grown << starved, _FETCH_WAIT_MOST_MS)
+
+
+class GuardedReader:
+    """Reads given partitions of one topic from given positions. For one thread.
+
+    `positions` maps a partition to the offset of the next record wanted (0 when absent). `identity` is the
+    `topic_identity` those positions belong to; None takes whatever log is there.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: Collection[int],
+        *,
+        positions: Mapping[int, int],
+        identity: str | None = None,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._next = {p: positions.get(p, 0) for p in sorted(partitions)}
+        self._identity = identity
+        self._open_link: LogLink | None = None
+        self._gaps: dict[int, LogGap] = {}
+        self._starved = 0
+        self._wait_ms = 0
+        self._progress_s = 0.0
+
+    def _connect(self, timeout_s: float) -> LogLink:
+        """Connect and seek to `self._next`. Raises LogUnavailable when broker or topic are not there."""
+        raise NotImplementedError
+
+    def start(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Connect and seek. Raises LogUnavailable when broker or topic are not there; may then be called again."""
+        self._open_link = self._connect(timeout_s)
+        self._check_identity()
+        self._tune_wait(idle=False)
+
+    @property
+    def identity(self) -> str:
+        """`topic_identity` the positions belong to, to be kept with them; empty before the first start."""
+        return self._identity or ""
+
+    @property
+    def durable(self) -> bool:
+        """Whether the broker keeps acknowledged records when it dies."""
+        return self._link.durable()
+
+    def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
+        """Next records, in offset order within each partition; empty when none came within `timeout_s`.
+
+        While the broker is away it returns nothing and connects again by itself. Raises LogGap for a partition whose
+        records are gone, at every call until `seek`; nothing is read meanwhile. Raises LogUnavailable.
+        """
+        self._raise_gap()
+        fetched: dict[int, list[Record]] = {}
+        try:
+            fetched = self._link.fetch(timeout_s, max_records)
+        except OutOfRange as error:
+            self._note_gaps(error.partitions)
+        if not self._same_log():
+            for partition, offset in self._next.items():
+                self._link.seek(partition, offset)
+            fetched = {}
+        for partition in fetched:
+            self._next[partition] = self._link.position(partition)
+        if not fetched:
+            # The embedded broker answers a fetch beyond the end with nothing: an end before the position is a loss.
+            self._note_gaps({p for p, end in self.highwater().items() if end < self._next[p]})
+            self._raise_gap()
+        self._tune_wait(idle=not fetched)
+        return [record for batch in fetched.values() for record in batch]
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Read `partition` from `offset` on; settles a gap that was reported for it."""
+        self._gaps.pop(partition, None)
+        self._next[partition] = offset
+        self._link.seek(partition, offset)
+
+    def highwater(self) -> dict[int, int]:
+        """Offset after the newest record of each partition, as of the last fetch; absent before the first."""
+        seen = ((p, self._link.highwater(p)) for p in self._next)
+        return {p: offset for p, offset in seen if offset is not None}
+
+    def positions(self) -> dict[int, int]:
+        """Offset of the next record `poll` will return, per partition."""
+        return dict(self._next)
+
+    def earliest(self, timeout_s: float = TIMEOUT_S) -> dict[int, int]:
+        """First offset the log still has, per partition. Raises LogUnavailable."""
+        return self._link.earliest(timeout_s)
+
+    def connected(self) -> bool:
+        """Whether a connection to the broker stands."""
+        return self._open_link is not None and self._open_link.connected()
+
+    def close(self) -> None:
+        """Close the connections; may be called twice."""
+        if self._open_link is not None:
+            self._open_link.close()
+            self._open_link = None
+
+    @property
+    def _link(self) -> LogLink:
+        if self._open_link is None:
+            raise Permanent("log: the consumer is not started")
+        return self._open_link
+
+    def _raise_gap(self) -> None:
+        for gap in self._gaps.values():
+            raise gap
+
+    def _note_gaps(self, partitions: Collection[int]) -> None:
+        earliest = self.earliest() if partitions else {}
+        for p in partitions:
+            position, first = self._next[p], earliest[p]
+            if position < first:
+                self._gaps[p] = LogTruncated(p, position, first, "the log no longer reaches back")
+            else:
+                self._gaps[p] = LogLost(p, position, first, "the log was lost or made anew")
+
+    def _same_log(self) -> bool:
+        """False when what was just fetched may belong to another log than the positions do.
+
+        A broker that lost its log has lost its connections too: after a new connection the identity is asked for
+        again, and until that is answered nothing counts as read.
+        """
+        return not self._link.reconnected() or (self._link.verify(TIMEOUT_S) and self._check_identity())
+
+    def _check_identity(self) -> bool:
+        found = self._link.identity()
+        if found is None:
+            return False
+        same = self._identity in (None, found)
+        if not same:
+            self._note_gaps({p for p, position in self._next.items() if position > 0})
+        self._identity = found
+        return same
+
+    def _tune_wait(self, *, idle: bool) -> None:
+        ends, now_s = self.highwater(), time.monotonic()
+        if not idle or all(end <= self._next[p] for p, end in ends.items()):
+            self._progress_s = now_s
+        elif now_s - self._progress_s > _STARVED_AFTER_WAITS * self._wait_ms / 1000:
+            self._progress_s = now_s
+            self._starved += 1
+        wait_ms = fetch_wait_ms(durable=self.durable, records=sum(ends.values()), starved=self._starved)
+        if wait_ms != self._wait_ms:
+            self._wait_ms = wait_ms
+            self._link.hold_fetches(wait_ms)
