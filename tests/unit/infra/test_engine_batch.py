@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.engine.batch import MAX_WASTE, Features, check_features, group, pad, unpad
+from infra.engine.run import NonFiniteScores, OnnxEngine
+from infra.errors import InvalidInput, Permanent, ReleaseRefused
+from tests.onnx_models import write_ranker
+
+TOKEN, USER = 8, 4
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> OnnxEngine:
+    made = OnnxEngine(write_ranker(tmp_path_factory.mktemp("m") / "r.onnx", TOKEN, USER, poison=True))
+    made.load()
+    return made
+
+
+def features(length: int, n: int, seed: int = 0) -> Features:
+    rng = np.random.default_rng(seed)
+    return Features(
+        rng.standard_normal((length, TOKEN), np.float32),
+        rng.standard_normal((n, TOKEN), np.float32),
+        np.ones(length, np.float32),
+        rng.standard_normal(USER, np.float32),
+    )
+
+
+def run(engine: OnnxEngine, requests: list[Features]) -> list[np.ndarray]:
+    batch = pad(requests)
+    return unpad(engine.run(batch.hist, batch.target, batch.mask, batch.user), [r.target.shape[0] for r in requests])
+
+
+@settings(deadline=None, max_examples=40)
+@given(shapes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 40)), min_size=1, max_size=8))
+def test_a_request_gets_the_same_scores_in_a_batch_as_alone(engine: OnnxEngine, shapes: list[tuple[int, int]]) -> None:
+    requests = [features(length, n, seed) for seed, (length, n) in enumerate(shapes)]
+
+    together = run(engine, requests)
+
+    for request, scores in zip(requests, together, strict=True):
+        np.testing.assert_allclose(scores, run(engine, [request])[0], atol=1e-5)
+
+
+def test_the_scores_are_those_of_the_formula(engine: OnnxEngine) -> None:
+    request = features(5, 7)
+
+    [scores] = run(engine, [request])
+
+    expected = request.target @ (request.hist.sum(0) / 6) + request.user.sum()
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+@given(st.lists(st.integers(0, 2000), max_size=60), st.integers(1, 5000))
+def test_groups_hold_each_request_once_within_the_bounds(sizes: list[int], max_rows: int) -> None:
+    groups = group(sizes, max_rows)
+
+    assert sorted(i for g in groups for i in g) == list(range(len(sizes)))
+    for g in groups:
+        padded = max(sizes[i] for i in g) * len(g)
+        assert len(g) == 1 or padded <= max_rows
+        assert padded <= MAX_WASTE * sum(sizes[i] for i in g)
+
+
+def test_requests_of_one_size_share_one_batch() -> None:
+    assert group([100, 100, 100], 4096) == [[0, 1, 2]]
+
+
+def test_a_score_that_is_not_finite_is_refused(engine: OnnxEngine) -> None:
+    request = features(2, 3)
+    request.target[1, 0] = 101.0
+
+    with pytest.raises(NonFiniteScores):
+        run(engine, [request])
+
+
+def test_a_shape_the_model_does_not_take_is_an_error_of_ours(engine: OnnxEngine) -> None:
+    wrong = np.zeros((1, 2, TOKEN + 1), np.float32)
+
+    with pytest.raises(Permanent):
+        engine.run(wrong, wrong, np.ones((1, 2), np.float32), np.zeros((1, USER), np.float32))
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.onnx").write_bytes(b"no model")
+
+    with pytest.raises(ReleaseRefused, match=r"no\.onnx"):
+        OnnxEngine(tmp_path / "no.onnx").load()
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("hist", {"hist": np.zeros((2, TOKEN), np.float64)}),
+        ("target", {"target": np.zeros(TOKEN, np.float32)}),
+        ("target", {"target": np.zeros((3, TOKEN + 1), np.float32)}),
+        ("mask", {"mask": np.ones(3, np.float32)}),
+        ("hist", {"hist": np.zeros((2, TOKEN - 1), np.float32)}),
+        ("hist", {"hist": np.zeros((0, TOKEN), np.float32), "mask": np.ones(0, np.float32)}),
+        ("user", {"user": np.zeros((1, USER), np.float32)}),
+        ("user", {"user": np.zeros(USER + 1, np.float32)}),
+    ],
+)
+def test_features_that_are_no_request_name_the_tensor(field: str, changed: dict[str, np.ndarray]) -> None:
+    good = features(2, 3)
+    parts = {name: getattr(good, name) for name in ("hist", "target", "mask", "user")} | changed
+
+    with pytest.raises(InvalidInput) as raised:
+        check_features(Features(**parts), TOKEN, USER)
+    assert raised.value.field == field
