@@ -8,7 +8,6 @@ other way round. Nothing here touches a request.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import secrets
@@ -20,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,26 +27,12 @@ from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, TrirankError
 from infra.release import Release, read_release
 from infra.settings import Settings
+from infra.state import StackState, state_path, write_state
 
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 120.0
 SUPERVISE_EVERY_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class StackState:
-    """What other commands need to know of a running stack; kept in `run/state.json`."""
-
-    guard_pid: int
-    supervisor_pid: int
-    url: str
-    redis: str
-    kafka: str
-    redis_pid: int | None  # None: not ours
-    kafka_pid: int | None
-    release: str
-    stack: str
 
 
 class Stack:
@@ -67,23 +52,23 @@ class Stack:
         settings = self._settings
         release = self._check()
         redis_url, kafka = self._start_stores()
-        state = StackState(
+        self._state = StackState(
             guard_pid=os.getppid(),
             supervisor_pid=os.getpid(),
             url=f"http://{_shown_host(settings.host)}:{settings.port}",
             redis=redis_url,
             kafka=kafka,
-            redis_pid=self._redis.pid if self._redis else None,
-            kafka_pid=self._broker.pid if self._broker else None,
+            redis_pid=None,
+            kafka_pid=None,
             release=str(release.path),
             stack=settings.stack,
         )
-        _write_state(settings, state)
+        self._write_state()
         self._undo.append(("state", lambda: state_path(settings).unlink(missing_ok=True)))
         self._start_ray()
         self._start_tiers(release, redis_url, kafka)
-        self._wait_ready(state.url)
-        return state
+        self._wait_ready(self._state.url)
+        return self._state
 
     @property
     def stopping(self) -> bool:
@@ -127,10 +112,15 @@ class Stack:
     # --- Redis and the broker --------------------------------------------------------------------------------------
 
     def _start_stores(self) -> tuple[str, str]:
-        from infra.kafka import probe
-        from infra.redis import wait_ready
+        from infra.kafka import ensure_topics, probe
+        from infra.redis import ping
 
         settings = self._settings
+        topics = {
+            settings.embeddings_topic: settings.partitions,
+            settings.feedback_topic: settings.partitions,
+            settings.deadletter_topic: 1,
+        }
         if settings.redis is None:
             self._redis = EmbeddedRedis(settings.home / "redis")
             self._own("redis", self._redis)
@@ -138,7 +128,7 @@ class Stack:
         else:
             redis_url = settings.redis
         if settings.kafka is None:
-            self._broker = EmbeddedBroker(settings.run_dir / "broker")
+            self._broker = EmbeddedBroker(settings.run_dir / "broker", topics=topics)
             self._own("broker", self._broker)
             kafka = self._broker.bootstrap
         else:
@@ -146,7 +136,7 @@ class Stack:
         for server in self._embedded():
             server.wait_ready(10.0)
         try:
-            wait_ready(redis_url, 3.0)
+            ping(redis_url)
         except RedisUnavailable as error:
             raise ConfigurationError(
                 f"redis: {redis_url} does not answer ({error}); start it or leave --redis out"
@@ -157,34 +147,31 @@ class Stack:
             raise ConfigurationError(
                 f"kafka: {kafka} does not answer ({error}); start it or leave --kafka out"
             ) from error
-        self._make_topics(kafka)
+        ensure_topics(kafka, topics)
         return redis_url, kafka
 
     def _own(self, name: str, server: EmbeddedRedis | EmbeddedBroker) -> None:
         server.start()
         self._undo.append((name, server.stop))
 
+    def _write_state(self) -> None:
+        if self._state is None:
+            return
+        self._state = replace(
+            self._state,
+            redis_pid=self._redis.pid if self._redis else None,
+            kafka_pid=self._broker.pid if self._broker else None,
+        )
+        write_state(self._settings, self._state)
+
     def _embedded(self) -> list[EmbeddedRedis | EmbeddedBroker]:
         return [server for server in (self._redis, self._broker) if server is not None]
-
-    def _make_topics(self, kafka: str) -> None:
-        from infra.kafka import ensure_topics
-
-        settings = self._settings
-        partitions = {
-            settings.embeddings_topic: settings.partitions,
-            settings.feedback_topic: settings.partitions,
-            settings.deadletter_topic: 1,
-        }
-        ensure_topics(kafka, partitions)
 
     def _revive(self, server: EmbeddedRedis | EmbeddedBroker) -> None:
         logger.warning("an embedded server died and is restarted", extra={"server": type(server).__name__})
         try:
             server.restart()
-            server.wait_ready(10.0)
-            if isinstance(server, EmbeddedBroker):
-                self._make_topics(server.bootstrap)
+            self._write_state()
         except TrirankError:
             logger.exception("restart failed; trying again", extra={"server": type(server).__name__})
 
@@ -244,26 +231,6 @@ class Stack:
                 answer = str(error)
             self._stopping.wait(0.1)
         raise TrirankError(f"not ready after {READY_TIMEOUT_S:.0f} s: {answer}; logs are in {self._settings.run_dir}")
-
-
-def state_path(settings: Settings) -> Path:
-    """Where a running stack says how to reach it."""
-    return settings.run_dir / "state.json"
-
-
-def read_state(settings: Settings) -> StackState | None:
-    """The running stack of this home folder, or None."""
-    try:
-        return StackState(**json.loads(state_path(settings).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write_state(settings: Settings, state: StackState) -> None:
-    path = state_path(settings)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({name: getattr(state, name) for name in StackState.__slots__}, indent=2))
-    draft.replace(path)
 
 
 def _refuse_foreign_schema(release: Release) -> None:

@@ -17,7 +17,8 @@ import typer
 from infra.errors import ConfigurationError, TrirankError
 from infra.lifecycle import alive, guard, on_stop_signals
 from infra.logs import configure_logging
-from infra.settings import Settings, load_settings
+from infra.settings import load_settings
+from infra.state import read_state, state_path
 
 Home = Annotated[Path | None, typer.Option(help="Folder of caches, releases and the running stack (default .trirank).")]
 
@@ -74,8 +75,6 @@ def _welcome(url: str, seconds: float) -> str:
 
 def down(home: Home = None, timeout_s: Annotated[float, typer.Option(help="Seconds to wait.")] = 30.0) -> None:
     """Stop the running stack of this home folder."""
-    from infra.stack import read_state, state_path
-
     settings = load_settings(home=home)
     state = read_state(settings)
     if state is None:
@@ -107,8 +106,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print the gateway's answer as it is.")] = False,
 ) -> None:
     """Show what runs: release, tiers, stream positions, Redis and Kafka."""
-    from infra.stack import read_state
-
     settings = load_settings(home=home)
     state = read_state(settings)
     if state is None:
