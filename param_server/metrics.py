@@ -1,0 +1,71 @@
+"""Metrics of tier 1. Names are `param_server_<thing>_<unit>`; each help text says what to do when it moves."""
+
+from __future__ import annotations
+
+from infra.metrics import counter, gauge, latency, sizes
+
+LOOKUP_ROWS = counter(
+    "param_server_lookup_rows_total",
+    "Rows asked for. A growing share of 'missing' means keys nobody trained: look at the catalogue and the stream.",
+    ["found"],
+)
+HANDLE_SECONDS = latency(
+    "param_server_handle_seconds",
+    "Time to answer one batch of requests. When it grows with the batch, add shards.",
+)
+HANDLE_REQUESTS = sizes(
+    "param_server_handle_requests",
+    "Requests answered together. Steadily above 8: the shard is the bottleneck, add shards.",
+)
+APPLY_SECONDS = latency(
+    "param_server_apply_seconds",
+    "How long one stretch of applying held up lookups. Above 10 ms: producers send too many rows in one record.",
+)
+UPDATE_ROWS = counter(
+    "param_server_update_rows_total",
+    "Rows of the stream. 'stale' is harmless after a restart, else two producers write one key; "
+    "'refused' rows are in the dead-letter topic.",
+    ["result"],
+)
+UPDATE_AGE_SECONDS = latency(
+    "param_server_update_age_seconds",
+    "Event time to visible, per record. When it grows, look at param_server_log_lag_records.",
+)
+DEAD_LETTERS = counter(
+    "param_server_dead_letters_total",
+    "Records that could not be applied. Read the dead-letter topic; 'table_full' asks for more table_headroom.",
+    ["reason"],
+)
+LOG_GAPS = counter(
+    "param_server_log_gaps_total",
+    "Partitions whose log was lost, or cut off before it was applied. The lost updates must be published again.",
+    ["kind"],
+)
+LOG_LAG = gauge(
+    "param_server_log_lag_records",
+    "Records not applied yet. When it only grows, producers are faster than this shard: add shards.",
+    ["shard"],
+)
+WATERMARK = gauge(
+    "param_server_watermark_seconds",
+    "Event time up to which the stream is applied, seconds since 1970. When it stands still, look at Kafka.",
+    ["shard"],
+)
+TABLE_ROWS = gauge(
+    "param_server_table_rows",
+    "Live rows per table. Near capacity, updates of new keys are refused: raise table_headroom.",
+    ["shard", "table"],
+)
+SNAPSHOT_SECONDS = latency(
+    "param_server_snapshot_seconds",
+    "Time to write one snapshot, beside serving. When it nears snapshot_interval_s, raise that.",
+)
+SNAPSHOT_FAILURES = counter(
+    "param_server_snapshot_failures_total",
+    "Snapshots that could not be written; a restart then replays more. Look at the disk.",
+)
+CLIENT_MISSING = counter(
+    "param_server_client_missing_shards_total",
+    "Calls answered with default rows because a shard was gone, late or full. Look at the shard's log.",
+    ["cause"],
+)

@@ -1,0 +1,239 @@
+"""One shard as a plain class: the tables of a release, kept current from the log, answered over the wire.
+
+One thread, the wire server's, owns the tables: it answers a batch of requests, applies updates for at most
+`apply_budget_s` (and one record), and looks at requests again; so a lookup sees a record whole or not at all, and no
+lock is taken. Positions move in the step that writes the rows, and a snapshot holds both: a restart loads it, seeks
+there and replays. Refuses snapshots of anybody else, and to claim freshness after records were lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.clock import Clock, SystemClock
+from infra.errors import Permanent, TrirankError
+from infra.kafka import LogConsumer, LogProducer
+from infra.release import Release
+from infra.wire.messages import Reply, Request
+from infra.wire.server import Hello, WireServer
+from param_server import metrics
+from param_server.deadletter import DeadLetters
+from param_server.feed import Feed
+from param_server.fetch import fetch_tensors
+from param_server.follower import Follower
+from param_server.generation import Generation, Place, empty_generation, fill_from_release, fill_from_state
+from param_server.keeper import SnapshotKeeper
+from param_server.routing import partitions_of_shard
+from param_server.snapshot import LogState, Owner, Snapshot, load_newest
+from param_server.stream import StreamReader
+from param_server.table.cpu import warm
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """Where one shard stands and what it talks to."""
+
+    index: int
+    n_shards: int
+    n_partitions: int
+    name: str
+    bind: str
+    snapshot_dir: Path
+    bootstrap: str
+    topic: str
+    deadletter_topic: str
+    snapshot_interval_s: float = 30.0
+    table_headroom: float = 2.0
+    table_min_capacity_rows: int = 65536
+    apply_budget_s: float = 0.002
+    feed_rows: int = 262_144
+    max_batch: int = 64
+    max_queue: int = 1024
+
+
+class Shard:
+    """`start()` returns the address when the first request can be answered at full speed."""
+
+    def __init__(self, config: ShardConfig, release: Release, clock: Clock | None = None) -> None:
+        self._config = config
+        self._release = release
+        self._clock: Clock = clock or SystemClock()
+        self._place = Place(config.index, config.n_shards, config.n_partitions)
+        self._feed = Feed(config.feed_rows)
+        self._keeper = SnapshotKeeper(config.snapshot_dir, config.snapshot_interval_s, self._clock)
+        self._producer = LogProducer(config.bootstrap)
+        self._generation: Generation
+        self._follower: Follower
+        self._reader: StreamReader
+        self._server: WireServer
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are answered."""
+        return bool(self._server.alive)
+
+    def start(self) -> str:
+        """Load, begin to follow the log, serve; the address. Raises ReleaseRefused."""
+        warm()
+        log = self._restore()
+        config = self._config
+        letters = DeadLetters(self._producer, config.deadletter_topic, config.topic)
+        self._follower = Follower(
+            self._feed, letters, {self._generation.number: self._generation.by_id}, log,
+            n_partitions=config.n_partitions, created_us=self._generation.created_us, clock=self._clock,
+        )  # fmt: skip
+        self._producer.start()
+        positions = {p: at.offset for p, at in log.positions.items()}
+        consumer = LogConsumer(
+            config.bootstrap, config.topic, positions, positions=positions, identity=log.identity or None
+        )
+        self._server = self._wire_server()
+        self._reader = StreamReader(consumer, self._feed, self._server.wake)
+        address: str = self._server.start()
+        self._reader.start()
+        return address
+
+    def stop(self) -> None:
+        """Stop serving, then the stream, then write a last snapshot."""
+        self._server.stop()
+        self._reader.stop()
+        letters = self._follower.letters
+        try:
+            self._producer.flush(2.0)
+        except TrirankError as error:
+            logger.warning("dead letters are not acknowledged", extra={"error": error})
+        letters.settle()
+        if (self._follower.changed or self._keeper.behind) and not letters.pending:
+            self._keeper.keep_now(self._snapshot())
+        self._keeper.wait()
+        self._producer.close(0.5)
+
+    def handle(self, requests: Sequence[Request]) -> Sequence[Reply | TrirankError]:
+        """Answer a batch of requests, each by itself."""
+        metrics.HANDLE_REQUESTS.observe(len(requests))
+        with metrics.HANDLE_SECONDS.time():
+            return [self._answer(request) for request in requests]
+
+    def between_batches(self) -> None:
+        """Apply what the log brought, within the budget; begin a snapshot when one is due."""
+        self._follower.set_highwater(self._reader.highwater)
+        if self._follower.step(self._config.apply_budget_s):
+            self._server.wake()
+        changed = self._follower.changed or self._keeper.behind
+        if changed and self._keeper.due and not self._follower.letters.pending:
+            self._keeper.keep(self._snapshot)
+            self._observe()
+
+    def health(self) -> dict[str, Any]:
+        """What this shard knows of itself; see the keys. For the owner thread."""
+        follower, keeper, generation = self._follower, self._keeper, self._generation
+        return {
+            "index": self._config.index,
+            "n_shards": self._config.n_shards,
+            "n_partitions": self._config.n_partitions,
+            "release": generation.release,
+            "generations": [generation.number],
+            "tables": {
+                name: {"rows": t.size, "tombstones": t.tombstones, "capacity_rows": t.capacity_rows, "bytes": t.bytes}
+                for name, t in generation.tables.items()
+            },
+            "log_connected": self._reader.connected,
+            **follower.health(),
+            "snapshot": {
+                "written": keeper.written,
+                "failed": keeper.failed,
+                "newest": keeper.newest.name if keeper.newest else "",
+                "taken_us": keeper.newest_taken_us,
+            },
+        }
+
+    def _answer(self, request: Request) -> Reply | TrirankError:
+        try:
+            if request.method == "fetch":
+                tensors = fetch_tensors({self._generation.number: self._generation}, request)
+                return Reply(
+                    {
+                        "generation": self._generation.number,
+                        "watermark_us": self._follower.watermark_us,
+                        "applied_us": self._follower.applied_us,
+                    },
+                    tensors,
+                )
+            if request.method == "health":
+                self._observe()
+                return Reply(self.health(), {})
+            return Permanent(f"a shard has no method {request.method!r}")
+        except TrirankError as error:
+            return error
+
+    def _restore(self) -> LogState:
+        """Fill the tables from the newest snapshot, else from the release; what is known of the log."""
+        config = self._config
+        generation = self._empty()
+        owner = self._owner(generation)
+        snapshot = load_newest(config.snapshot_dir, owner)
+        if snapshot is not None and not fill_from_state(generation, snapshot.tables):
+            logger.warning("the snapshot is not used: it has more rows than table_headroom leaves room for")
+            snapshot, generation = None, self._empty()
+        if snapshot is None:
+            fill_from_release(generation, self._release, self._place)
+        self._generation = generation
+        logger.info("tables are filled", extra={"source": "snapshot" if snapshot else "release"})
+        mine = partitions_of_shard(config.index, config.n_partitions, config.n_shards)
+        return snapshot.log if snapshot else LogState.from_the_beginning(mine)
+
+    def _empty(self) -> Generation:
+        config = self._config
+        return empty_generation(
+            self._release,
+            self._place,
+            headroom=config.table_headroom,
+            min_capacity_rows=config.table_min_capacity_rows,
+        )
+
+    def _owner(self, generation: Generation) -> Owner:
+        return Owner(
+            generation=generation.number,
+            schema_fingerprint=generation.schema_fingerprint,
+            index=self._config.index,
+            n_shards=self._config.n_shards,
+            n_partitions=self._config.n_partitions,
+            dims={name: table.dim for name, table in generation.tables.items()},
+        )
+
+    def _snapshot(self) -> Snapshot:
+        self._follower.changed = False
+        return Snapshot(
+            self._owner(self._generation), self._clock.now_us(), self._follower.log_state(), self._generation.state()
+        )
+
+    def _wire_server(self) -> WireServer:
+        generation = self._generation
+        hello = Hello(
+            role="shard",
+            name=self._config.name,
+            release=generation.release,
+            generation=generation.number,
+            schema=generation.schema_fingerprint,
+        )
+        return WireServer(
+            bind=self._config.bind,
+            hello=hello,
+            handler=self,
+            max_batch=self._config.max_batch,
+            max_queue=self._config.max_queue,
+            between_batches=self.between_batches,
+        )
+
+    def _observe(self) -> None:
+        shard = str(self._config.index)
+        metrics.LOG_LAG.labels(shard).set(sum(self._follower.lag().values()))
+        metrics.WATERMARK.labels(shard).set(self._follower.watermark_us / 1e6)
+        for name, table in self._generation.tables.items():
+            metrics.TABLE_ROWS.labels(shard, name).set(table.size)
