@@ -3,8 +3,8 @@
 Works alike on Apache Kafka and on the embedded broker. Refuses to join groups and to commit: positions belong to
 whoever applies the records. Invariant: no exception of kafka-python leaves this file.
 
-kafka-python is pinned, because three things need its internals: topics must not be made by asking for them (its
-switch for that does nothing), a constructor that fails must not leak its thread, and a new connection must be noticed.
+kafka-python is pinned, because some things need its internals: topics must not be made by asking for them (its switch
+for that does nothing), what fails to connect must leak neither thread nor socket, a new connection must be noticed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     import kafka
     from kafka import errors as kafka_errors
     from kafka.net.compat import KafkaNetClient
+    from kafka.net.inet import KafkaNetSocket
 
 from infra.errors import ConfigurationError, LogUnavailable, Permanent, TrirankError
 from infra.log import (
@@ -35,31 +36,12 @@ from infra.log import (
 )
 from infra.outbox import Outbox, Outgoing
 
-__all__ = [
-    "MAX_RECORD_BYTES",
-    "BrokerInfo",
-    "LogConsumer",
-    "LogGap",
-    "LogLost",
-    "LogProducer",
-    "LogTruncated",
-    "Record",
-    "ensure_topics",
-    "probe",
-    "topic_identity",
-]
+__all__ = ["BrokerInfo", "LogConsumer", "LogGap", "LogLost", "LogProducer", "LogTruncated", "Record"]
+__all__ += ["MAX_RECORD_BYTES", "ensure_topics", "probe", "topic_identity"]
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 # The record's own headers, which count against the limits as well.
 _ENVELOPE_BYTES = 64 * 1024
-# Errors after which an idempotent producer never sends again.
-_FATAL = (
-    kafka_errors.UnknownProducerIdError,
-    kafka_errors.InvalidProducerEpochError,
-    kafka_errors.InvalidProducerIdMappingError,
-    kafka_errors.OutOfOrderSequenceNumberError,
-    kafka_errors.ProducerFencedError,
-)
 
 
 def probe(bootstrap: str, timeout_s: float = TIMEOUT_S) -> BrokerInfo:
@@ -76,15 +58,12 @@ def topic_identity(bootstrap: str, topic: str, timeout_s: float = TIMEOUT_S) -> 
     with _admin(bootstrap, timeout_s) as admin:
         found = admin.describe_topics([topic])[0]
         if found["error_code"]:
-            raise _missing(bootstrap, topic)
-        return _identity(admin._manager.cluster.cluster_id, found["topic_id"])
+            raise LogUnavailable(f"log: {bootstrap} has no topic {topic}")
+        return f"{admin._manager.cluster.cluster_id}/{found['topic_id']}"
 
 
 def ensure_topics(
-    bootstrap: str,
-    topics: Mapping[str, int],
-    configs: Mapping[str, str] | None = None,
-    timeout_s: float = 10.0,
+    bootstrap: str, topics: Mapping[str, int], configs: Mapping[str, str] | None = None, timeout_s: float = 10.0
 ) -> None:
     """Make the topics (name -> partitions) that are missing and wait until they can be used.
 
@@ -129,7 +108,7 @@ class LogConsumer(GuardedReader):
                 for partition, offset in self._next.items():
                     consumer.seek(kafka.TopicPartition(self._topic, partition), offset)
                 if not (consumer.partitions_for_topic(self._topic) or set()).issuperset(self._next):
-                    raise _missing(self._bootstrap, self._topic)
+                    raise LogUnavailable(f"log: {self._bootstrap} lacks topic {self._topic} or some of its partitions")
             except BaseException:
                 consumer.close(autocommit=False)
                 raise
@@ -171,7 +150,6 @@ class _ConsumerLink:
         self._bootstrap = bootstrap
         self._topic = topic
         self._tp = {p: kafka.TopicPartition(topic, p) for p in partitions}
-        self._verified: list[Any] = []
 
     def fetch(self, timeout_s: float, max_records: int) -> dict[int, list[Record]]:
         with _translated(self._bootstrap):
@@ -201,35 +179,24 @@ class _ConsumerLink:
     def identity(self) -> str | None:
         cluster = self._consumer._cluster
         topic_id = cluster.topic_id(self._topic)
-        return None if topic_id is None else _identity(cluster.cluster_id, topic_id)
+        return None if topic_id is None else f"{cluster.cluster_id}/{topic_id}"
 
-    def durable(self) -> bool:
-        return is_durable(self._consumer._cluster.cluster_id)
-
-    def reconnected(self) -> bool:
-        return any(c not in self._verified for c in self._connections())
-
-    def verify(self, timeout_s: float) -> bool:
-        connections = self._connections()
+    def refresh_identity(self, timeout_s: float) -> bool:
         manager = self._consumer._manager
         try:
             manager.run(manager.wait_for, manager.cluster.request_update(), timeout_s * 1000)
         except kafka_errors.KafkaError:
             return False
-        self._verified = connections
         return True
 
-    def connected(self) -> bool:
-        return bool(self._connections())
+    def connections(self) -> list[object]:
+        return [c for c in list(self._consumer._manager._conns.values()) if c.connected]
 
     def hold_fetches(self, wait_ms: int) -> None:
         self._consumer._fetcher.config["fetch_max_wait_ms"] = wait_ms
 
     def close(self) -> None:
         self._consumer.close(autocommit=False)
-
-    def _connections(self) -> list[Any]:
-        return [c for c in list(self._consumer._manager._conns.values()) if c.connected]
 
 
 class _ProducerLink:
@@ -261,8 +228,23 @@ class _ProducerLink:
             self._producer._closed = True
 
     def _failure(self, error: Exception) -> TrirankError:
-        self._broken |= isinstance(error, _FATAL) or "InitProducerId" in str(error)
+        # Unknown or fenced producer, failed InitProducerId, ...: an idempotent producer never sends again after these.
+        self._broken |= "Producer" in f"{type(error).__name__} {error}"
+        self._broken |= isinstance(error, kafka_errors.OutOfOrderSequenceNumberError)
         return _our_error(self._bootstrap, error)
+
+
+class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
+    """Closes a socket that could not connect; kafka-python leaves it to the garbage collector."""
+
+    SCHEMES = ("direct",)
+
+    async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        try:
+            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except BaseException:
+            sock.close()
+            raise
 
 
 def _open(factory: Callable[..., Any], bootstrap: str, timeout_s: float, **config: Any) -> Any:
@@ -279,6 +261,7 @@ def _open(factory: Callable[..., Any], bootstrap: str, timeout_s: float, **confi
             bootstrap_servers=bootstrap.split(","),
             bootstrap_timeout_ms=timeout_s * 1000,
             reconnect_backoff_max_ms=500,
+            proxy_url="direct://",
             kafka_client=client,
             **config,
         )
@@ -314,11 +297,3 @@ def _our_error(bootstrap: str, error: Exception) -> TrirankError:
     if isinstance(error, kafka_errors.MessageSizeTooLargeError | kafka_errors.RecordListTooLargeError):
         return Permanent(f"log: the record is too large (at most {MAX_RECORD_BYTES} bytes)")
     return LogUnavailable(f"log at {bootstrap}: {type(error).__name__}: {error}")
-
-
-def _identity(cluster_id: str | None, topic_id: object) -> str:
-    return f"{cluster_id}/{topic_id}"
-
-
-def _missing(bootstrap: str, topic: str) -> LogUnavailable:
-    return LogUnavailable(f"log: {bootstrap} has no topic {topic} with the partitions asked for")

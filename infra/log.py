@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from infra.errors import Permanent
+from infra.errors import Permanent, TrirankError
 
 TIMEOUT_S = 3.0
 
@@ -25,6 +25,7 @@ _FETCH_WAIT_MOST_MS = 10_000
 # Measured on the embedded broker: a fetch walks 0.75 ms per thousand batches; twice that leaves room for load.
 _FETCH_WAIT_PER_RECORD_MS = 1.5e-3
 _STARVED_AFTER_WAITS = 5
+_STARVED_FOR_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class LogGap(Permanent):
 
 
 class LogLost(LogGap):
-    """The log was lost or made anew: a broker without a disk restarted, or the topic was deleted."""
+    """A broker without a disk restarted, or the topic was deleted and made anew."""
 
 
 class LogTruncated(LogGap):
@@ -98,17 +99,11 @@ class LogLink(Protocol):
     def identity(self) -> str | None:
         """Name of this very log as last heard; None while unknown."""
 
-    def durable(self) -> bool:
-        """Whether the broker keeps acknowledged records when it dies."""
-
-    def reconnected(self) -> bool:
-        """Whether a connection was made since the last `verify`."""
-
-    def verify(self, timeout_s: float) -> bool:
+    def refresh_identity(self, timeout_s: float) -> bool:
         """Ask for the identity again; False when it was not answered."""
 
-    def connected(self) -> bool:
-        """Whether a connection stands."""
+    def connections(self) -> list[object]:
+        """The connections that stand."""
 
     def hold_fetches(self, wait_ms: int) -> None:
         """Let the broker hold an empty fetch this long."""
@@ -118,7 +113,7 @@ class LogLink(Protocol):
 
 
 def is_durable(cluster_id: str | None) -> bool:
-    """Whether a broker with this cluster id keeps acknowledged records when it dies."""
+    """Whether a broker with this cluster id (or the identity of a log on it) keeps what it acknowledged."""
     return not (cluster_id or "").startswith(MEMORY_CLUSTER_PREFIXES)
 
 
@@ -126,9 +121,8 @@ def fetch_wait_ms(*, durable: bool, records: int, starved: int = 0) -> int:
     """How long the broker may hold an empty fetch, in milliseconds.
 
     Apache Kafka answers a held fetch when data arrives. The embedded broker looks again at half, three quarters, ...
-    of the wait, so the wait is the latency; but it also gives up a fetch that walks the log for longer than the wait,
-    and would then never answer again: the wait grows with the `records` in the partitions read, and doubles for each
-    time the reader found itself `starved`.
+    of the wait, so the wait is the latency; but it gives up a fetch that walks the log for longer than the wait, and
+    would then never answer: the wait grows with the `records` read so far, and doubles each time a reader `starved`.
     """
     if durable:
         return _FETCH_WAIT_DURABLE_MS
@@ -140,7 +134,7 @@ class GuardedReader:
     """Reads given partitions of one topic from given positions. For one thread.
 
     `positions` maps a partition to the offset of the next record wanted (0 when absent). `identity` is the
-    `topic_identity` those positions belong to; None takes whatever log is there.
+    `topic_identity` they belong to; None takes whatever log is there.
     """
 
     def __init__(
@@ -157,9 +151,11 @@ class GuardedReader:
         self._next = {p: positions.get(p, 0) for p in sorted(partitions)}
         self._identity = identity
         self._open_link: LogLink | None = None
+        self._verified: list[object] = []
         self._gaps: dict[int, LogGap] = {}
         self._starved = 0
         self._wait_ms = 0
+        self._starved_s = 0.0
         self._progress_s = 0.0
 
     def _connect(self, timeout_s: float) -> LogLink:
@@ -180,7 +176,7 @@ class GuardedReader:
     @property
     def durable(self) -> bool:
         """Whether the broker keeps acknowledged records when it dies."""
-        return self._link.durable()
+        return is_durable(self._identity)
 
     def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
         """Next records, in offset order within each partition; empty when none came within `timeout_s`.
@@ -189,21 +185,15 @@ class GuardedReader:
         records are gone, at every call until `seek`; nothing is read meanwhile. Raises LogUnavailable.
         """
         self._raise_gap()
-        fetched: dict[int, list[Record]] = {}
         try:
-            fetched = self._link.fetch(timeout_s, max_records)
-        except OutOfRange as error:
-            self._note_gaps(error.partitions)
-        if not self._same_log():
-            for partition, offset in self._next.items():
-                self._link.seek(partition, offset)
-            fetched = {}
-        for partition in fetched:
-            self._next[partition] = self._link.position(partition)
-        if not fetched:
-            # The embedded broker answers a fetch beyond the end with nothing: an end before the position is a loss.
-            self._note_gaps({p for p, end in self.highwater().items() if end < self._next[p]})
-            self._raise_gap()
+            fetched = self._fetch(timeout_s, max_records)
+            if not fetched:
+                # The embedded broker answers a fetch beyond the end with nothing: an end before the position is a loss.
+                self._note_gaps({p for p, end in self.highwater().items() if end < self._next[p]})
+                self._raise_gap()
+        except TrirankError:
+            self._rewind()
+            raise
         self._tune_wait(idle=not fetched)
         return [record for batch in fetched.values() for record in batch]
 
@@ -228,7 +218,7 @@ class GuardedReader:
 
     def connected(self) -> bool:
         """Whether a connection to the broker stands."""
-        return self._open_link is not None and self._open_link.connected()
+        return self._open_link is not None and bool(self._open_link.connections())
 
     def close(self) -> None:
         """Close the connections; may be called twice."""
@@ -242,6 +232,24 @@ class GuardedReader:
             raise Permanent("log: the consumer is not started")
         return self._open_link
 
+    def _fetch(self, timeout_s: float, max_records: int) -> dict[int, list[Record]]:
+        try:
+            fetched = self._link.fetch(timeout_s, max_records)
+            same = self._same_log()
+        except OutOfRange as error:
+            self._note_gaps(error.partitions)
+            same = False
+        if not same:
+            self._rewind()
+            return {}
+        self._next.update({p: self._link.position(p) for p in fetched})
+        return fetched
+
+    def _rewind(self) -> None:
+        """Forget what was fetched and not returned."""
+        for partition, offset in self._next.items():
+            self._link.seek(partition, offset)
+
     def _raise_gap(self) -> None:
         for gap in self._gaps.values():
             raise gap
@@ -252,7 +260,7 @@ class GuardedReader:
             position, first = self._next[p], earliest[p]
             if position < first:
                 self._gaps[p] = LogTruncated(p, position, first, "the log no longer reaches back")
-            else:
+            elif position > first:
                 self._gaps[p] = LogLost(p, position, first, "the log was lost or made anew")
 
     def _same_log(self) -> bool:
@@ -261,7 +269,12 @@ class GuardedReader:
         A broker that lost its log has lost its connections too: after a new connection the identity is asked for
         again, and until that is answered nothing counts as read.
         """
-        return not self._link.reconnected() or (self._link.verify(TIMEOUT_S) and self._check_identity())
+        connections = self._link.connections()
+        if not all(c in self._verified for c in connections):
+            if not self._link.refresh_identity(TIMEOUT_S):
+                return False
+            self._verified = connections
+        return self._check_identity()
 
     def _check_identity(self) -> bool:
         found = self._link.identity()
@@ -275,11 +288,12 @@ class GuardedReader:
 
     def _tune_wait(self, *, idle: bool) -> None:
         ends, now_s = self.highwater(), time.monotonic()
-        if not idle or all(end <= self._next[p] for p, end in ends.items()):
+        if not idle or not self.connected() or all(end <= self._next[p] for p, end in ends.items()):
             self._progress_s = now_s
+            if self._starved and now_s - self._starved_s > _STARVED_FOR_S:
+                self._starved, self._starved_s = self._starved - 1, now_s
         elif now_s - self._progress_s > _STARVED_AFTER_WAITS * self._wait_ms / 1000:
-            self._progress_s = now_s
-            self._starved += 1
+            self._starved, self._starved_s, self._progress_s = self._starved + 1, now_s, now_s
         wait_ms = fetch_wait_ms(durable=self.durable, records=sum(ends.values()), starved=self._starved)
         if wait_ms != self._wait_ms:
             self._wait_ms = wait_ms
