@@ -18,8 +18,8 @@ from infra.clock import Clock, SystemClock
 from infra.errors import Permanent, TrirankError
 from infra.kafka import LogConsumer, LogProducer
 from infra.release import Release
-from infra.wire.messages import Reply, Request
-from infra.wire.server import Hello, WireServer
+from infra.wire.messages import Hello, Reply, Request
+from infra.wire.server import WireServer
 from param_server import metrics
 from param_server.deadletter import DeadLetters
 from param_server.feed import Feed

@@ -84,8 +84,8 @@ class CpuTable:
             self._used,
             self._live,
             _plain(batch.keys),
-            np.require(batch.versions, np.uint64, ["C", "A", "W"]),
-            np.require(batch.rows, np.float32, ["C", "A", "W"]),
+            np.array(batch.versions, np.uint64, order="C"),
+            _rows(batch.rows),
             batch.versioned_rows if adding else batch.op is Op.DELETE,
             refused,
         )
@@ -143,5 +143,9 @@ def warm() -> None:
 
 
 def _plain(keys: I64) -> I64:
-    """The one memory layout the kernels are compiled for."""
-    return np.require(keys, np.int64, ["C", "A", "W"])
+    """The one memory layout the kernels are compiled for; what comes from the wire is read-only."""
+    return np.array(keys, np.int64, order="C")
+
+
+def _rows(rows: F32) -> F32:
+    return np.require(rows, np.float32, ["C", "A", "W"])

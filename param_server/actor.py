@@ -1,0 +1,142 @@
+"""Shards as Ray actors: placed, named, restarted by Ray; no request byte passes through it.
+
+An actor does everything in its constructor, so that one that Ray restarts after a crash is whole again by itself: load
+snapshot or release, follow the log, serve, announce. Broker and Redis may be away meanwhile. Invariant: the address is
+announced only after the shard answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from infra.directory import Announcer, Entry
+from infra.errors import TrirankError
+from infra.logs import configure_logging
+from infra.release import read_release
+from infra.settings import Settings
+from param_server.shard import Shard, ShardConfig
+
+_READY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 15.0
+_WATCH_EVERY_S = 0.5
+# Unix sockets end at 107 bytes.
+_MOST_SOCKET_PATH = 100
+
+
+class ShardActor:
+    """One shard in its own process. Ray gives it a fresh start when the process ends."""
+
+    def __init__(self, settings: Settings, release_path: str, redis_url: str, kafka: str, index: int) -> None:
+        configure_logging(settings.log_level)
+        # The stack has verified the files when it started.
+        release = read_release(Path(release_path), verify_files=False)
+        config = _config(settings, kafka, index)
+        self._stopping = threading.Event()
+        self._shard = Shard(config, release)
+        entry = Entry(
+            role="shard",
+            name=config.name,
+            address=self._shard.start(),
+            release=release.manifest.name,
+            generation=release.manifest.generation,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            meta={"shard": index, "n_shards": settings.shards, "n_partitions": settings.partitions},
+        )
+        self._announcer = Announcer(redis_url, settings.stack, lambda: entry)
+        self._announcer.start()
+        threading.Thread(target=self._watch, name="shard-watch", daemon=True).start()
+
+    def pid(self) -> int:
+        """Process id; answers once the shard serves."""
+        return os.getpid()
+
+    def stop(self) -> None:
+        """Leave the directory, finish what has arrived, write a last snapshot."""
+        self._stopping.set()
+        self._announcer.stop()
+        self._shard.stop()
+
+    def _watch(self) -> None:
+        """End the process when the shard no longer answers, so that Ray starts another."""
+        while not self._stopping.wait(_WATCH_EVERY_S):
+            if not self._shard.alive:
+                os._exit(70)
+
+
+def start_shards(settings: Settings, release_path: Path, redis_url: str, kafka_bootstrap: str) -> list[Any]:
+    """Start every shard and wait until each serves; the actor handles. Raises TrirankError with the shard's reason."""
+    remote = ray.remote(ShardActor)
+    handles = [
+        remote.options(
+            name=_name(settings, index),
+            namespace=settings.stack,
+            lifetime="detached",
+            max_restarts=-1,
+            max_task_retries=0,
+            num_cpus=0.1,
+        ).remote(settings, str(release_path), redis_url, kafka_bootstrap, index)
+        for index in range(settings.shards)
+    ]
+    end_s = time.monotonic() + _READY_TIMEOUT_S
+    for index, handle in enumerate(handles):
+        try:
+            ray.get(handle.pid.remote(), timeout=max(0.1, end_s - time.monotonic()))
+        except ray.exceptions.GetTimeoutError as error:
+            raise TrirankError(f"shard {index} does not serve after {_READY_TIMEOUT_S:.0f} s; see its log") from error
+        except ray.exceptions.RayError as error:
+            raise TrirankError(f"shard {index} did not start: {_last_line(error)}") from error
+    return handles
+
+
+def stop_shards(handles: Sequence[Any]) -> None:
+    """Stop every shard with a last snapshot, and keep Ray from starting it again."""
+    stops = [handle.stop.remote() for handle in handles]
+    ray.wait(stops, num_returns=len(stops), timeout=_STOP_TIMEOUT_S)
+    for handle in handles:
+        ray.kill(handle, no_restart=True)
+
+
+def _config(settings: Settings, kafka: str, index: int) -> ShardConfig:
+    run_dir = settings.run_dir.resolve()
+    return ShardConfig(
+        index=index,
+        n_shards=settings.shards,
+        n_partitions=settings.partitions,
+        name=f"{_name(settings, index)}-{os.getpid()}",
+        bind=_bind(run_dir / "sock", index),
+        snapshot_dir=run_dir / "snapshots" / _name(settings, index),
+        bootstrap=kafka,
+        topic=settings.embeddings_topic,
+        deadletter_topic=settings.deadletter_topic,
+        snapshot_interval_s=settings.snapshot_interval_s,
+        table_headroom=settings.table_headroom,
+        table_min_capacity_rows=settings.table_min_capacity_rows,
+    )
+
+
+def _bind(folder: Path, index: int) -> str:
+    """A Unix socket nobody used before; a loopback port where the folder's path is too long for one."""
+    path = folder / f"shard-{index}-{os.getpid()}.sock"
+    if len(os.fsencode(path)) >= _MOST_SOCKET_PATH:
+        return "tcp://127.0.0.1:*"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return f"ipc://{path}"
+
+
+def _name(settings: Settings, index: int) -> str:
+    return f"{settings.stack}-shard-{index}"
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
