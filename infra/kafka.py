@@ -155,7 +155,7 @@ class _ConsumerLink:
         with _translated(self._bootstrap):
             fetched = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_records)
         return {
-            tp.partition: [Record(tp.partition, r.offset, r.timestamp, r.key, r.value) for r in records]
+            tp.partition: [Record(tp.partition, r.offset, r.timestamp, r.key, r.value or b"") for r in records]
             for tp, records in fetched.items()
         }
 

@@ -30,7 +30,7 @@ _STARVED_FOR_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as the log holds it."""
+    """One record as the log holds it; a record without a value has an empty one."""
 
     partition: int
     offset: int
