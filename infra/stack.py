@@ -62,6 +62,8 @@ class Stack:
             kafka_pid=None,
             release=str(release.path),
             stack=settings.stack,
+            shards=settings.shards,
+            partitions=settings.partitions,
         )
         self._write_state()
         self._undo.append(("state", lambda: state_path(settings).unlink(missing_ok=True)))

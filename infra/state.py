@@ -22,6 +22,8 @@ class StackState:
     kafka_pid: int | None
     release: str
     stack: str
+    shards: int
+    partitions: int
 
 
 def state_path(settings: Settings) -> Path:
