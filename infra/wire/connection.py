@@ -130,7 +130,7 @@ class Connection:
     def _connect(self) -> None:
         self._reopening = None
         self._socket = socket = self._context.socket(zmq.DEALER)
-        configure(socket)
+        configure(socket, self.peer.address)
         self._monitor = socket.get_monitor_socket(_LOST)
         try:
             if self.peer.public_key is not None:

@@ -108,7 +108,7 @@ class WireServer:
         self._wake_in.setblocking(False)
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        configure(self._router)
+        configure(self._router, self._bind)
         self._authenticator = secure_server(self._context, self._router, self._curve) if self._curve else None
         try:
             self._router.bind(self._bind)

@@ -28,13 +28,13 @@ _HANDSHAKE_MS = 3000
 Socket = zmq.Socket[bytes]
 
 
-def configure(socket: Socket) -> None:
+def configure(socket: Socket, address: str) -> None:
     """Options of every socket: bounded queues per connection; a peer that is silent for 3 s is gone."""
     socket.linger = 0
     socket.sndhwm = _QUEUE_MESSAGES
     socket.rcvhwm = _QUEUE_MESSAGES
     socket.maxmsgsize = _MAX_FRAME_BYTES
-    socket.ipv6 = True
+    socket.ipv6 = "[" in address
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.heartbeat_ivl = _HEARTBEAT_MS
     socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
