@@ -74,7 +74,7 @@ class FeatureStore:
     """Reads for the request path. For one event loop."""
 
     def __init__(self, redis_url: str, stack: str, schema: FeatureSchema) -> None:
-        self._redis = connect_async(redis_url)
+        self._redis = connect_async(redis_url, repeatable=True)
         self._keys = _Keys(stack)
         self._newest = schema.max_history - 1
 

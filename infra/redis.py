@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from infra.errors import RedisUnavailable
 
@@ -22,9 +24,18 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
 
 
-def connect_async(url: str) -> redis.asyncio.Redis:
-    """An asyncio client for `url`; connects at the first command, raises nothing by itself."""
-    return redis.asyncio.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+def connect_async(url: str, *, repeatable: bool = False) -> redis.asyncio.Redis:
+    """An asyncio client for `url`; connects at the first command, raises nothing by itself.
+
+    `repeatable`: every command may be sent twice, so one that finds its connection dead (Redis was restarted) is sent
+    again over a new one.
+    """
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 1 if repeatable else 0),
+    )
 
 
 @contextmanager
@@ -38,11 +49,13 @@ def redis_errors() -> Iterator[None]:
 
 def ping(url: str) -> None:
     """Ask a server whether it is ready. Raises RedisUnavailable, within about a second."""
-    server_pid(url)
+    with redis_errors(), connect(url) as client:
+        client.ping()
 
 
 def server_pid(url: str) -> int:
     """Process id of the server that answers at `url`. Raises RedisUnavailable while it loads or is away."""
     with redis_errors(), connect(url) as client:
+        # INFO is answered while the server still loads its file, PING is not.
         client.ping()
         return int(client.info("server")["process_id"])
