@@ -1,0 +1,195 @@
+"""A small release, shards in this process or in one that can be killed, and a client to ask them."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import uuid
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from infra.deadline import Deadline
+from infra.kafka import LogProducer, ensure_topics
+from infra.release import Release, TableRows, read_release, write_release
+from infra.wire.client import WireClient
+from infra.wire.connection import Peer
+from param_server.client import FetchResult, ParameterClient, TopkQuery
+from param_server.publish import Publisher
+from param_server.shard import Shard, ShardConfig
+from param_server.specs import table_specs
+
+T = TypeVar("T")
+DIM = 4
+N_ITEMS = 50
+N_PARTITIONS = 4
+ITEM, USER = 4, 1
+DEFAULT = np.array([9.0, 8.0, 7.0, 6.0], np.float32)
+
+
+def item_row(key: int) -> np.ndarray:
+    return np.full(DIM, float(key), np.float32)
+
+
+def make_release(path: Path, name: str = "r1") -> Release:
+    model = path.with_suffix(".onnx")
+    model.write_bytes(b"not read here")
+    keys = np.arange(N_ITEMS, dtype=np.int64)
+    rows = np.repeat(keys.astype(np.float32)[:, None], DIM, axis=1)
+    table = TableRows(keys, rows, np.ones(N_ITEMS, np.uint64), DEFAULT)
+    return write_release(
+        path,
+        name=name,
+        parent=None,
+        created_us=1000,
+        schema={},
+        schema_fingerprint="abc",
+        tables={"item": (ITEM, table), "user": (USER, table)},
+        models={"edge": model, "rerank": model},
+        catalogue=[],
+        users=[],
+        requests=[],
+        report={},
+        made_with={},
+    )
+
+
+@dataclass(frozen=True)
+class Topics:
+    embeddings: str
+    deadletter: str
+
+
+def make_topics(bootstrap: str) -> Topics:
+    stem = f"t{uuid.uuid4().hex[:8]}"
+    topics = Topics(f"{stem}.embeddings", f"{stem}.deadletter")
+    ensure_topics(bootstrap, {topics.embeddings: N_PARTITIONS, topics.deadletter: 1})
+    return topics
+
+
+def shard_config(folder: Path, bootstrap: str, topics: Topics, index: int = 0, n_shards: int = 1) -> ShardConfig:
+    return ShardConfig(
+        index=index,
+        n_shards=n_shards,
+        n_partitions=N_PARTITIONS,
+        name=f"shard-{index}",
+        bind=f"ipc://{folder}/{index}.sock",
+        snapshot_dir=folder / f"snapshots-{index}",
+        bootstrap=bootstrap,
+        topic=topics.embeddings,
+        deadletter_topic=topics.deadletter,
+        snapshot_interval_s=3600.0,
+        table_min_capacity_rows=1,
+        table_headroom=4.0,
+    )
+
+
+@contextmanager
+def running(config: ShardConfig, release: Release) -> Iterator[str]:
+    """A shard in this process; its address."""
+    shard = Shard(config, release)
+    address = shard.start()
+    try:
+        yield address
+    finally:
+        shard.stop()
+
+
+def _serve(config: ShardConfig, release: str, answer: Connection) -> None:
+    shard = Shard(config, read_release(Path(release)))
+    answer.send(shard.start())
+    signal.pause()
+
+
+class ShardProcess:
+    """A shard in a process of its own, to be killed."""
+
+    def __init__(self, config: ShardConfig, release: Release) -> None:
+        self._ours, theirs = multiprocessing.Pipe()
+        spawn = multiprocessing.get_context("spawn")
+        self._process = spawn.Process(target=_serve, args=(config, str(release.path), theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._ours.poll(60)
+        self.address: str = self._ours.recv()
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join(10)
+        self._process.close()
+        self._ours.close()
+
+
+class Caller:
+    """A client with a loop of its own, for tests that are not coroutines."""
+
+    def __init__(self, release: Release, addresses: Sequence[str]) -> None:
+        self._runner = asyncio.Runner()
+        self.generation = release.manifest.generation
+        self.wire = WireClient(role="shard")
+        self.client = ParameterClient(self.wire, len(addresses), N_PARTITIONS, table_specs(release))
+        self._run(self._connect(addresses))
+
+    def fetch(
+        self, *lookups: tuple[str, Sequence[int]], topk: TopkQuery | None = None, generation: int | None = None,
+        timeout_s: float = 10.0,
+    ) -> FetchResult:  # fmt: skip
+        return self._run(
+            self.client.fetch(
+                generation=self.generation if generation is None else generation,
+                lookups=[(table, np.array(keys, np.int64)) for table, keys in lookups],
+                topk=topk,
+                deadline=Deadline.after(timeout_s),
+            )
+        )
+
+    def value(self, key: int, table: str = "item") -> float:
+        return float(self.fetch((table, [key])).rows[0][0, 0])
+
+    def health(self, index: int = 0) -> dict[str, Any]:
+        name = next(p.name for p in self.wire.peers() if p.meta["shard"] == index)
+        return self._run(self.wire.call("health", deadline=Deadline.after(10.0), peer=name)).args
+
+    def close(self) -> None:
+        self._run(self.wire.close())
+        self._runner.close()
+
+    async def _connect(self, addresses: Sequence[str]) -> None:
+        self.wire.set_peers([Peer(f"shard-{i}", a, meta={"shard": i}) for i, a in enumerate(addresses)])
+        await self.wire.wait_live(len(addresses), deadline=Deadline.after(10.0))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+
+@contextmanager
+def asking(release: Release, *addresses: str) -> Iterator[Caller]:
+    caller = Caller(release, addresses)
+    try:
+        yield caller
+    finally:
+        caller.close()
+
+
+@contextmanager
+def publishing(bootstrap: str, topics: Topics) -> Iterator[Publisher]:
+    producer = LogProducer(bootstrap)
+    producer.start()
+    try:
+        yield Publisher(producer, topics.embeddings, N_PARTITIONS)
+    finally:
+        producer.close()
+
+
+def often(config: ShardConfig) -> ShardConfig:
+    """The same shard with a snapshot as often as it can write one."""
+    return replace(config, snapshot_interval_s=0.05)
