@@ -1,8 +1,9 @@
 """Reading a file of embedding rows for `trirank updates publish`.
 
-npz: `ids` (raw ids) or `keys` (int64), `rows` f32[n, dim]; optional `titles`, `categories` ("a|b"). safetensors: `keys`, `rows`.
-parquet, csv: column `id` or `key`, optional `title`, `categories`; one list column `row`, or every other column is one
-dimension in order. A delete needs no rows. Wrong content is InvalidInput that names the file and what is wrong.
+npz: `ids` (raw ids) or `keys` (int64), `rows` f32[n, dim]; optional `titles`, `categories` ("a|b").
+safetensors: `keys`, `rows`. parquet, csv: column `id` or `key`, optional `title`, `categories`; one list column `row`,
+or every other column is one dimension in order. A delete needs no rows.
+Refuses wrong content with InvalidInput that names the file and what is wrong.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.progress import Progress
 
 from infra.commands.update_file import UpdateRows, read_rows
@@ -127,8 +128,7 @@ async def _wait_visible(state: StackState, release: Release, table: str, rows: U
         wire.set_peers([Peer(e.name, e.address, e.release, e.meta) for e in shards])
         await wire.wait_live(state.shards, release=release.manifest.name, deadline=Deadline.after(5.0))
         client = ParameterClient(wire, state.shards, state.partitions, table_specs(release))
-        last = slice(-1024, None)
-        keys, wanted = rows.keys[last], rows.rows[last]
+        keys, wanted = _newest(rows)
         end_s = time.monotonic() + _VISIBLE_TIMEOUT_S
         while time.monotonic() < end_s:
             got = await client.fetch(
@@ -147,3 +147,10 @@ async def _wait_visible(state: StackState, release: Release, table: str, rows: U
         f"not visible after {_VISIBLE_TIMEOUT_S:.0f} s: see dead letters and lag in `trirank status`, "
         "and whether a newer version of these rows was published"
     )
+
+
+def _newest(rows: UpdateRows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The last 1,024 rows of the file, of each key its last: that is what stays."""
+    keys = rows.keys[::-1][:1024]
+    _, first = np.unique(keys, return_index=True)
+    return keys[first], rows.rows[::-1][:1024][first] if rows.rows.size else rows.rows
