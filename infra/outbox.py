@@ -6,6 +6,7 @@ record that was accepted is settled exactly once, with its offset or with an err
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,6 +21,7 @@ from infra.errors import LogUnavailable, Overloaded, TrirankError
 
 logger = logging.getLogger(__name__)
 
+_CONNECT_S = 3.0
 _RETRY_S = 0.1
 
 
@@ -131,6 +133,9 @@ class Outbox:
             self._link = None
 
     def _run(self) -> None:
+        # The first record should not pay for the connection.
+        with contextlib.suppress(LogUnavailable):
+            self._link = self._connect(min(self._delivery_timeout_s, _CONNECT_S))
         while (record := self._take()) is not None:
             # From here on a caller can no longer cancel: the record may reach the log.
             if not record.future.set_running_or_notify_cancel():
@@ -159,7 +164,7 @@ class Outbox:
             if left_s <= 0 or self._closing.is_set():
                 raise LogUnavailable(f"log: no broker at {self._bootstrap}")
             try:
-                self._link = self._connect(min(left_s, 3.0))
+                self._link = self._connect(min(left_s, _CONNECT_S))
             except LogUnavailable:
                 self._closing.wait(min(left_s, _RETRY_S))
         return self._link
