@@ -19,9 +19,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, TrirankError
@@ -218,11 +220,39 @@ class Stack:
         self._undo.append(("serve", serve.shutdown))
 
     def _start_tiers(self, release: Release, redis_url: str, kafka: str) -> None:
-        raise NotImplementedError
+        """Everything at once: each tier waits for what it needs and says so in `/readyz`."""
+        from ray import serve
+
+        from edge_ranker.replica import edge_application
+        from feature_service.actor import start_events, stop_events
+        from feature_service.schema import schema_of
+        from feature_service.store import HistoryWriter
+        from param_server.actor import start_shards, stop_shards
+        from reranker.gateway.app import gateway_application
+        from reranker.replica import rerank_application
+
+        settings = self._settings
+        schema = schema_of(release.manifest.schema, release.manifest.schema_fingerprint)
+        writer = HistoryWriter(redis_url, settings.stack, schema)
+        writer.seed(release.users())
+        writer.close()
+        embedded = {"embedded_redis": settings.redis is None, "embedded_kafka": settings.kafka is None}
+        gateway = gateway_application(settings, release.path, redis_url, kafka, **embedded)
+        applications = {
+            "edge": edge_application(settings, release.path, redis_url),
+            "rerank": rerank_application(settings, release.path, redis_url),
+            "gateway": gateway,
+        }
+        with ThreadPoolExecutor(max_workers=2) as starters:
+            shards = starters.submit(start_shards, settings, release.path, redis_url, kafka)
+            events = starters.submit(start_events, settings, schema, redis_url, kafka)
+            serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
+            self._undo.append(("shards", partial(stop_shards, shards.result())))
+            self._undo.append(("events", partial(stop_events, events.result())))
 
     def _wait_ready(self, url: str) -> None:
         end = time.monotonic() + READY_TIMEOUT_S
-        answer: Any = "no gateway answers"
+        answer = "no gateway answers"
         while time.monotonic() < end and not self._stopping.is_set():
             try:
                 with urllib.request.urlopen(f"{url}/readyz", timeout=2):
