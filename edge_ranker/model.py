@@ -1,0 +1,38 @@
+"""The edge ranker: an MLP over the pooled history, the candidate and the user. Cheap enough for hundreds of candidates.
+
+Takes rows, not ids; all tables live in the parameter server. Invariant: masked history tokens change nothing, and an
+empty history gives finite logits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+WIDTHS = (256, 128, 64)
+
+
+class EdgeMLP(nn.Module):
+    """256-128-64 with ReLU. The first layer is split: what does not depend on the candidate is computed once."""
+
+    def __init__(self, token_dim: int, user_dim: int) -> None:
+        super().__init__()
+        self.shared = nn.Linear(token_dim + user_dim, WIDTHS[0])
+        self.own = nn.Linear(token_dim, WIDTHS[0], bias=False)
+        self.crossed = nn.Linear(token_dim, WIDTHS[0], bias=False)
+        self.second = nn.Linear(WIDTHS[0], WIDTHS[1])
+        self.third = nn.Linear(WIDTHS[1], WIDTHS[2])
+        self.out = nn.Linear(WIDTHS[2], 1)
+
+    def forward(self, hist: Tensor, target: Tensor, mask: Tensor, user: Tensor) -> Tensor:
+        """Logits [B, N] of hist [B, L, T], target [B, N, T], mask [B, L] (1 = real), user [B, U]."""
+        real = mask.unsqueeze(1)
+        pooled = torch.bmm(real, hist).squeeze(1) / mask.sum(1, keepdim=True).clamp(min=1.0)
+        return self.score(pooled, target, user)
+
+    def score(self, pooled: Tensor, target: Tensor, user: Tensor) -> Tensor:
+        """Logits [B, N] from the masked mean history [B, T]."""
+        shared = self.shared(torch.cat((pooled, user), dim=1)).unsqueeze(1)
+        first = torch.relu(shared + self.own(target) + self.crossed(target * pooled.unsqueeze(1)))
+        third = torch.relu(self.third(torch.relu(self.second(first))))
+        return self.out(third).squeeze(-1)  # type: ignore[no-any-return]

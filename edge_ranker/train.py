@@ -1,0 +1,81 @@
+"""How the edge ranker and the recall are trained: the shared part of every training step.
+
+A batch is encoded once (`encode`) and serves three losses: the edge MLP's, the recall's, and that of whoever ranks
+after it. Invariant: what is encoded here equals what `feature_service.schema` assembles from the finished tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_ranker.model import EdgeMLP
+from edge_ranker.samples import Batch
+from edge_ranker.tables import Tables
+
+# Up to this many items the recall loss is exact; beyond it, a sample of this size stands for all.
+RECALL_SAMPLE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A batch as vectors. `tokens` f32[M, item + category] of the distinct items, `pooled` f32[B, T] the mean history
+    token, `target` f32[B, N, T], `user` f32[B, U], `query` f32[B, item_dim] for the recall."""
+
+    tokens: Tensor
+    pooled: Tensor
+    target: Tensor
+    user: Tensor
+    query: Tensor
+
+
+def encode(tables: Tables, batch: Batch) -> Encoded:
+    """Look up and pool; history tokens are never laid out one by one, which is most of the speed."""
+    tokens = tables.tokens(batch.items)
+    share = batch.mask / batch.mask.sum(dim=1, keepdim=True).clamp(min=1.0)
+    pooled_tokens = functional.embedding_bag(batch.hist, tokens, per_sample_weights=share, mode="sum")
+    pooled_gaps = functional.embedding_bag(batch.gaps, tables.gap, per_sample_weights=share, mode="sum")
+    own = functional.embedding(batch.candidates, tokens)
+    gap = tables.target_gap().expand(*batch.candidates.shape, -1)
+    user = tables.users(batch.users, batch.as_bucket)
+    return Encoded(
+        tokens=tokens,
+        pooled=torch.cat((pooled_tokens, pooled_gaps), dim=1),
+        target=torch.cat((own, gap), dim=2),
+        user=user,
+        query=user + pooled_tokens[:, : tables.schema.item_dim],
+    )
+
+
+def edge_logits(model: EdgeMLP, encoded: Encoded) -> Tensor:
+    """Logits f32[B, N]."""
+    return model.score(encoded.pooled, encoded.target, encoded.user)
+
+
+def ranking_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of "taken or not" over the candidates that are any; column 0 was taken."""
+    labels = torch.zeros_like(logits)
+    labels[:, 0] = 1.0
+    total = functional.binary_cross_entropy_with_logits(logits, labels, weight=batch.weight, reduction="sum")
+    return total / batch.weight.sum()
+
+
+def recall_loss(tables: Tables, batch: Batch, encoded: Encoded) -> Tensor:
+    """Cross-entropy of the taken item among all items by dot product, or among a uniform sample that stands for all.
+
+    The sample's share of the partition sum is scaled up to the number of items (sampled softmax, Jean et al. 2015).
+    """
+    taken = tables.item_row[batch.items[batch.candidates[:, 0]]]
+    n_items = tables.item.shape[0]
+    if n_items <= RECALL_SAMPLE:
+        return functional.cross_entropy(encoded.query @ tables.item.T, taken)
+    sample = torch.randint(0, n_items, (RECALL_SAMPLE,))
+    sparse = tables.is_sparse(tables.item)
+    others = encoded.query @ functional.embedding(sample, tables.item, sparse=sparse).T
+    others = others + torch.log(torch.tensor(n_items / RECALL_SAMPLE))
+    others = others.masked_fill(sample.unsqueeze(0) == taken.unsqueeze(1), -torch.inf)
+    own = (encoded.query * functional.embedding(taken, tables.item, sparse=sparse)).sum(dim=1, keepdim=True)
+    return functional.cross_entropy(torch.cat((own, others), dim=1), torch.zeros_like(taken))

@@ -1,0 +1,162 @@
+"""Both rankers, the recall and all tables, fitted together in one loop.
+
+One step encodes a batch once and minimises three losses: the edge MLP's, the BST's and the recall's. The best pass on
+the validation stretch (the newest part of the training period, held out) is kept.
+Refuses nothing; randomness and progress come in as arguments. Invariant: `rank_logits` here, and the released models
+over `feature_service.schema.assemble`, are the same function.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edge_ranker.model import EdgeMLP
+from edge_ranker.samples import Batch, Samples
+from edge_ranker.tables import Tables
+from edge_ranker.train import Encoded, edge_logits, encode, ranking_loss, recall_loss
+from reranker.model import BST
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Numbers of the fit; chosen on the validation stretch of MovieLens-100K."""
+
+    batch_size: int = 256
+    learning_rate: float = 4e-3
+    warm_up_share: float = 0.15
+    weight_decay: float = 0.1
+    negatives_per_kind: int = 2
+    bucket_share: float = 0.5
+    recall_weight: float = 0.06
+    # About this many samples are seen, whatever the size of the log, within these bounds on the passes.
+    samples: int = 450_000
+    max_passes: int = 40
+
+    def passes(self, n_events: int) -> int:
+        """Passes over a training period of `n_events`."""
+        return max(1, min(self.max_passes, round(self.samples / n_events)))
+
+
+class Rankers(nn.Module):
+    """Tables and both models."""
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__()
+        schema = tables.schema
+        self.tables = tables
+        self.edge = EdgeMLP(schema.token_dim, schema.user_dim)
+        self.rerank = BST(schema.token_dim, schema.user_dim)
+
+    def encode(self, batch: Batch) -> Encoded:
+        """What all losses share."""
+        return encode(self.tables, batch)
+
+    def edge_logits(self, encoded: Encoded) -> Tensor:
+        """Edge logits f32[B, N]."""
+        return edge_logits(self.edge, encoded)
+
+    def rank_logits(self, batch: Batch, encoded: Encoded) -> Tensor:
+        """BST logits f32[B, N].
+
+        Keys and values are linear in the token, and a token is `item | category | gap`: they are made once per
+        distinct item and once per gap, then added up.
+        """
+        weight, bias = self.rerank.key_value.weight, self.rerank.key_value.bias
+        split = encoded.tokens.shape[1]
+        of_items = functional.linear(encoded.tokens, weight[:, :split], bias)
+        of_gaps = functional.linear(self.tables.gap, weight[:, split:])
+        key_value = functional.embedding(batch.hist, of_items) + functional.embedding(batch.gaps, of_gaps)
+        return self.rerank.score(key_value, encoded.target, batch.mask, encoded.user)
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses of edge ranker, reranker and recall."""
+        encoded = self.encode(batch)
+        return (
+            ranking_loss(self.edge_logits(encoded), batch),
+            ranking_loss(self.rank_logits(batch, encoded), batch),
+            recall_loss(self.tables, batch, encoded),
+        )
+
+
+def fit(
+    rankers: Rankers,
+    samples: Samples,
+    recipe: Recipe,
+    *,
+    passes: int,
+    validate: Callable[[], float],
+    on_step: Callable[[], None],
+) -> list[dict[str, float]]:
+    """Fit in place and return the log of the passes; `validate` gives the number to maximise after each (NaN when
+    it cannot tell: then the last pass is kept), `on_step` is called after each step."""
+    optimizers = _optimizers(rankers, recipe)
+    n_steps, step = passes * samples.n_batches, 0
+    best, best_state = -math.inf, rankers.state_dict()
+    log = []
+    for number in range(passes):
+        rankers.train()
+        totals = torch.zeros(3)
+        for batch in samples.one_pass():
+            _set_rate(optimizers, recipe.learning_rate * one_cycle(step / n_steps, recipe.warm_up_share))
+            losses = rankers.losses(batch)
+            loss = losses[0] + losses[1] + recipe.recall_weight * losses[2]
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for optimizer in optimizers:
+                optimizer.step()
+            totals += torch.stack(losses).detach()
+            step += 1
+            on_step()
+        rankers.eval()
+        rankers.tables.finish()
+        score = validate()
+        edge, rerank, recall = (totals / samples.n_batches).tolist()
+        log.append(
+            {
+                "pass": number + 1,
+                "edge_loss": edge,
+                "rerank_loss": rerank,
+                "recall_loss": recall,
+                "validation_auc": score,
+            }
+        )
+        if not score <= best:
+            best, best_state = score, copy.deepcopy(rankers.state_dict())
+    rankers.load_state_dict(best_state)
+    rankers.eval()
+    return log
+
+
+def one_cycle(done: float, warm_up_share: float) -> float:
+    """Share of the peak rate after `done` of all steps: cosine up from 4 %, then cosine down to 0."""
+    if done < warm_up_share:
+        return 0.04 + 0.96 * (1 - math.cos(math.pi * done / warm_up_share)) / 2
+    return (1 + math.cos(math.pi * (done - warm_up_share) / (1 - warm_up_share))) / 2
+
+
+def _optimizers(rankers: Rankers, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW for all that is dense; Adam on touched rows alone for tables too large for dense gradients."""
+    sparse = rankers.tables.sparse
+    dense = [p for p in rankers.parameters() if not any(p is other for other in sparse)]
+    rate: dict[str, Any] = {"lr": recipe.learning_rate}
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(dense, weight_decay=recipe.weight_decay, fused=True, **rate)
+    ]
+    if sparse:
+        optimizers.append(torch.optim.SparseAdam(sparse, **rate))
+    return optimizers
+
+
+def _set_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
