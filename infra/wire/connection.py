@@ -20,7 +20,7 @@ from infra.errors import ConfigurationError, PeerGone, TrirankError, WireProtoco
 from infra.wire import metrics
 from infra.wire.curve import CurveKeys, require_keys, secure_client
 from infra.wire.messages import PROTOCOL_VERSION, Reply, decode_reply, encode_request
-from infra.wire.sockets import READABLE, Socket, configure, receive, send
+from infra.wire.sockets import Socket, configure, readable, receive, send
 
 _log = logging.getLogger(__name__)
 _HELLO_ID = 0
@@ -110,7 +110,7 @@ class Connection:
             raise PeerGone(f"{self.peer.name} does not read") from error
         self.pending[call_id] = future
         # The descriptor tells of a change once, and sending may have swallowed it.
-        if int(self._socket.getsockopt(zmq.EVENTS)) & READABLE:
+        if readable(self._socket):
             self._read()
 
     def retire(self) -> None:
@@ -171,13 +171,8 @@ class Connection:
 
     def _read(self) -> None:
         """Take every message that is there; the descriptor is edge-triggered."""
-        socket = self._socket
-        while self._fds is not None:
-            try:
-                frames = receive(socket)
-            except zmq.Again:
-                return
-            self._take(frames)
+        while self._fds is not None and readable(self._socket):
+            self._take(receive(self._socket))
 
     def _take(self, frames: list[Any]) -> None:
         try:
@@ -223,11 +218,8 @@ class Connection:
         self._changed()
 
     def _read_monitor(self) -> None:
-        while self._fds is not None:
-            try:
-                event = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while self._fds is not None and readable(self._monitor):
+            event = self._monitor.recv_multipart(zmq.NOBLOCK)
             kind = _EVENT.unpack_from(event[0])[0]
             if kind & _LOST:
                 # Replies that came before the end count.

@@ -38,7 +38,7 @@ from infra.wire.messages import (
     decode_request,
     encode_reply,
 )
-from infra.wire.sockets import MORE, NO_WAIT, configure, receive, send
+from infra.wire.sockets import MORE, NO_WAIT, configure, readable, receive, send
 
 _log = logging.getLogger(__name__)
 _LINGER_MS = 500
@@ -209,11 +209,10 @@ class WireServer:
 
     def _receive_waiting(self) -> None:
         for _ in range(_SLICE):
-            try:
-                client = self._router.recv(NO_WAIT)
-            except zmq.Again:
+            if not readable(self._router):
                 return
-            self._admit(client, receive(self._router) if self._router.rcvmore else [])
+            client = self._router.recv(NO_WAIT)
+            self._admit(client, receive(self._router))
 
     def _admit(self, client: bytes, frames: list[Any]) -> None:
         try:

@@ -9,7 +9,7 @@ import zmq
 # Plain integers: the flags of pyzmq are enums, and combining those costs more than a frame does.
 MORE = int(zmq.SNDMORE)
 NO_WAIT = int(zmq.NOBLOCK)
-READABLE = int(zmq.POLLIN)
+_READABLE = int(zmq.POLLIN)
 _MORE_NO_WAIT = MORE | NO_WAIT
 
 # Handing a buffer over without a copy makes pyzmq's collector thread take part in every send; below this size a
@@ -49,6 +49,11 @@ def send(socket: Socket, frames: list[Any]) -> None:
     for index, frame in enumerate(frames):
         flags = _MORE_NO_WAIT if index < last else NO_WAIT
         socket.send(frame, flags, copy=not hasattr(frame, "nbytes") or frame.nbytes < ZERO_COPY_BYTES)
+
+
+def readable(socket: Socket) -> bool:
+    """Whether a message is there. Cheaper than to try and have an exception raised."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
 
 def receive(socket: Socket) -> list[Any]:
