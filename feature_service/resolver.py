@@ -28,8 +28,8 @@ I64 = NDArray[np.int64]
 class ResolvedUser:
     """Keys to fetch for one user, history oldest first: i64[L] keys and times in microseconds.
 
-    `user_key` and `bucket` are None for somebody anonymous: he gets the default row of `user_bucket`, which training
-    sets to the mean of all buckets. `degraded`: Redis was away or late, so history and stored attributes are missing.
+    `user_key` and `bucket` are None for somebody anonymous: the default row of `user_bucket` stands in for him.
+    `degraded`: Redis was away or late, so history and stored attributes are missing.
     """
 
     user_key: int | None

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +16,7 @@ import pytest
 from infra import kafka as seam
 from infra.embedded import EmbeddedBroker
 from infra.errors import LogUnavailable
-from infra.kafka import probe
+from infra.kafka import LogConsumer, LogGap, LogProducer, Record, probe
 from tests.support import eventually, free_port
 
 KAFKA_HOME_VARIABLE = "TRIRANK_TEST_KAFKA_HOME"
@@ -132,3 +133,31 @@ def make_broker(kind: str, directory: Path) -> Broker:
     broker: Broker = Embedded(directory) if kind == "embedded" else Apache(kafka_home(), directory)
     broker.start()
     return broker
+
+
+def read(consumer: LogConsumer, n: int, timeout_s: float = 20.0) -> list[Record]:
+    """Exactly the next n records."""
+    records: list[Record] = []
+    end = time.monotonic() + timeout_s
+    while len(records) < n and time.monotonic() < end:
+        records += consumer.poll(0.2, max_records=n - len(records))
+    assert len(records) == n
+    return records
+
+
+def send(producer: LogProducer, topic: str, values: list[bytes], partition: int = 0) -> list[int]:
+    """Offsets of acknowledged records."""
+    return [f.result(20) for f in [producer.send(topic, partition, v) for v in values]]
+
+
+def gap_of(consumer: LogConsumer) -> LogGap:
+    """The gap that polling raises, however long the reconnect takes."""
+
+    def polled() -> LogGap | None:
+        try:
+            consumer.poll(0.2)
+        except LogGap as gap:
+            return gap
+        return None
+
+    return eventually(polled, timeout_s=20)

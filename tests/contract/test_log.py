@@ -13,18 +13,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConfigurationError, LogUnavailable, Overloaded, Permanent
-from infra.kafka import (
-    LogConsumer,
-    LogGap,
-    LogLost,
-    LogProducer,
-    LogTruncated,
-    Record,
-    ensure_topics,
-    probe,
-    topic_identity,
-)
-from tests.brokers import Broker, delete_records, delete_topic, make_broker
+from infra.kafka import LogConsumer, LogLost, LogProducer, LogTruncated, ensure_topics, probe, topic_identity
+from tests.brokers import Broker, delete_records, delete_topic, gap_of, make_broker, read, send
 from tests.support import eventually, free_port
 
 _numbers = itertools.count()
@@ -67,34 +57,6 @@ def consume(broker: Broker, topic: str) -> Iterator[Callable[..., LogConsumer]]:
     yield make
     for consumer in made:
         consumer.close()
-
-
-def read(consumer: LogConsumer, n: int, timeout_s: float = 20.0) -> list[Record]:
-    """Exactly the next n records."""
-    records: list[Record] = []
-    end = time.monotonic() + timeout_s
-    while len(records) < n and time.monotonic() < end:
-        records += consumer.poll(0.2, max_records=n - len(records))
-    assert len(records) == n
-    return records
-
-
-def send(producer: LogProducer, topic: str, values: list[bytes], partition: int = 0) -> list[int]:
-    """Offsets of acknowledged records."""
-    return [f.result(20) for f in [producer.send(topic, partition, v) for v in values]]
-
-
-def gap_of(consumer: LogConsumer) -> LogGap:
-    """The gap that polling raises, however long the reconnect takes."""
-
-    def polled() -> LogGap | None:
-        try:
-            consumer.poll(0.2)
-        except LogGap as gap:
-            return gap
-        return None
-
-    return eventually(polled, timeout_s=20)
 
 
 def test_a_record_comes_back_with_its_key_partition_and_acknowledged_offset(
