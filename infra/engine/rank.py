@@ -1,0 +1,81 @@
+"""The handler behind a replica's socket: many `rank` requests at once, in as few runs of the engine as pays.
+
+Refuses requests of another method or release, and tensors that are no request, one by one: the others of the batch
+are answered. Invariant: one request with scores that are not finite fails alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.engine.batch import Features, check_features, group, pad, unpad
+from infra.engine.run import NonFiniteScores
+from infra.errors import InvalidInput, Permanent, TrirankError
+from infra.wire.messages import Reply, Request
+
+F32 = NDArray[np.float32]
+METHOD = "rank"
+# Candidates in one run: beyond this a larger batch saves nothing on a CPU and only delays the first reply.
+MAX_ROWS = 1024
+
+
+class Engine(Protocol):
+    """What runs one padded batch: see `infra.engine.run.OnnxEngine`."""
+
+    def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32: ...
+
+
+class RankHandler:
+    """Answers `rank` requests of one release with one engine."""
+
+    def __init__(
+        self, engine: Engine, release: str, *, token_dim: int, user_dim: int, max_rows: int = MAX_ROWS
+    ) -> None:
+        self._engine = engine
+        self._release = release
+        self._token_dim = token_dim
+        self._user_dim = user_dim
+        self._max_rows = max_rows
+
+    def handle(self, requests: Sequence[Request]) -> Sequence[Reply | TrirankError]:
+        """One reply or error per request, in their order: args {}, tensors {"scores": f32[N]} (logits)."""
+        answers: list[Reply | TrirankError] = [Permanent("not answered")] * len(requests)
+        good: list[int] = []
+        parsed: list[Features] = []
+        for i, request in enumerate(requests):
+            try:
+                parsed.append(self._parse(request))
+                good.append(i)
+            except TrirankError as error:
+                answers[i] = error
+        for members in group([features.target.shape[0] for features in parsed], self._max_rows):
+            for member, answer in zip(members, self._run([parsed[m] for m in members]), strict=True):
+                answers[good[member]] = answer
+        return answers
+
+    def _parse(self, request: Request) -> Features:
+        if request.method != METHOD:
+            raise InvalidInput("method", f"{request.method!r} is not {METHOD!r}")
+        if request.release not in ("", self._release):
+            raise Permanent(f"release {request.release!r} is asked for, this replica serves {self._release!r}")
+        tensors = request.tensors
+        if missing := {"hist", "target", "mask", "user"} - tensors.keys():
+            raise InvalidInput(sorted(missing)[0], "is missing")
+        features = Features(tensors["hist"], tensors["target"], tensors["mask"], tensors["user"])
+        return check_features(features, self._token_dim, self._user_dim)
+
+    def _run(self, requests: Sequence[Features]) -> list[Reply | TrirankError]:
+        batch = pad(requests)
+        if batch.target.shape[1] == 0:
+            return [Reply({}, {"scores": np.empty(0, np.float32)}) for _ in requests]
+        try:
+            scores = self._engine.run(batch.hist, batch.target, batch.mask, batch.user)
+        except NonFiniteScores as error:
+            return [error] if len(requests) == 1 else [answer for r in requests for answer in self._run([r])]
+        except TrirankError as error:
+            return [error] * len(requests)
+        return [Reply({}, {"scores": s}) for s in unpad(scores, [r.target.shape[0] for r in requests])]

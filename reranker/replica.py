@@ -1,0 +1,51 @@
+"""The reranker as a Ray Serve deployment: Serve starts, checks and replaces it; requests never pass it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ray import serve
+
+from edge_ranker.rank_server import RankServer, RankServerConfig
+from infra.logs import configure_logging
+from infra.settings import Settings
+
+NAME = "rerank"
+
+
+class RerankReplica:
+    """One replica: a RankServer that Serve keeps alive."""
+
+    def __init__(self, config: RankServerConfig) -> None:
+        configure_logging(config.log_level)
+        self._server = RankServer(config)
+        self._server.start()
+
+    def check_health(self) -> None:
+        """Raises when the replica has to be replaced."""
+        self._server.check()
+
+    def __del__(self) -> None:
+        self._server.stop()
+
+
+def rerank_application(settings: Settings, release_dir: Path, redis_url: str) -> serve.Application:
+    """What `serve.run(..., name="rerank", route_prefix=None)` takes."""
+    config = RankServerConfig(
+        role="rerank",
+        release_dir=str(release_dir.resolve()),
+        redis_url=redis_url,
+        stack=settings.stack,
+        run_dir=str(settings.run_dir.resolve()),
+        log_level=settings.log_level,
+    )
+    return serve.deployment(
+        RerankReplica,
+        name=NAME,
+        num_replicas=settings.rerank_replicas,
+        ray_actor_options={"num_cpus": 0.1},
+        health_check_period_s=2.0,
+        health_check_timeout_s=5.0,
+        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_wait_loop_s=0.1,
+    ).bind(config)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from infra.engine.rank import RankHandler
+from infra.engine.run import NonFiniteScores, OnnxEngine
+from infra.errors import InvalidInput, Permanent
+from infra.wire.messages import Reply, Request
+from tests.onnx_models import write_ranker
+
+TOKEN, USER = 8, 4
+
+
+class CountingEngine:
+    """The real engine; remembers the batches it ran."""
+
+    def __init__(self, engine: OnnxEngine) -> None:
+        self._engine = engine
+        self.batches: list[int] = []
+
+    def run(self, hist: np.ndarray, target: np.ndarray, mask: np.ndarray, user: np.ndarray) -> np.ndarray:
+        self.batches.append(hist.shape[0])
+        return self._engine.run(hist, target, mask, user)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OnnxEngine:
+    return OnnxEngine(write_ranker(tmp_path_factory.mktemp("m") / "r.onnx", TOKEN, USER, poison=True))
+
+
+@pytest.fixture
+def engine(model: OnnxEngine) -> CountingEngine:
+    return CountingEngine(model)
+
+
+@pytest.fixture
+def handler(engine: CountingEngine) -> RankHandler:
+    return RankHandler(engine, "r1", token_dim=TOKEN, user_dim=USER)
+
+
+def request(length: int, n: int, seed: int = 0, **changed: np.ndarray) -> Request:
+    rng = np.random.default_rng(seed)
+    tensors = {
+        "hist": rng.standard_normal((length, TOKEN), np.float32),
+        "target": rng.standard_normal((n, TOKEN), np.float32),
+        "mask": np.ones(length, np.float32),
+        "user": rng.standard_normal(USER, np.float32),
+    }
+    return Request("rank", "r1", tensors=tensors | changed)
+
+
+def scores(answer: object) -> np.ndarray:
+    assert isinstance(answer, Reply), answer
+    return answer.tensors["scores"]
+
+
+def test_waiting_requests_run_as_one_batch_and_each_gets_its_own_scores(
+    handler: RankHandler, engine: CountingEngine
+) -> None:
+    requests = [request(3, 20, 1), request(9, 20, 2), request(1, 18, 3)]
+
+    answers = handler.handle(requests)
+
+    assert engine.batches == [3]
+    for one, answer in zip(requests, answers, strict=True):
+        np.testing.assert_allclose(scores(answer), scores(handler.handle([one])[0]), atol=1e-5)
+
+
+def test_a_poisoned_request_fails_alone(handler: RankHandler) -> None:
+    poisoned = request(3, 20, 4)
+    poisoned.tensors["target"][7, 0] = 101.0
+
+    first, second, third = handler.handle([request(3, 20, 1), poisoned, request(3, 20, 2)])
+
+    assert isinstance(second, NonFiniteScores)
+    assert scores(first).shape == scores(third).shape == (20,)
+
+
+def test_what_is_no_request_is_refused_alone(handler: RankHandler) -> None:
+    wrong = [
+        Request("score", "r1"),
+        Request("rank", "other", tensors=request(1, 1).tensors),
+        Request("rank", "r1", tensors={"hist": np.zeros((1, TOKEN), np.float32)}),
+        request(2, 3, target=np.zeros((3, TOKEN + 1), np.float32)),
+        request(2, 3, user=np.zeros(USER, np.float64)),
+    ]
+
+    *refused, good = handler.handle([*wrong, request(2, 3)])
+
+    assert [type(answer) for answer in refused] == [InvalidInput, Permanent, InvalidInput, InvalidInput, InvalidInput]
+    assert scores(good).shape == (3,)
+
+
+def test_no_candidates_have_no_scores(handler: RankHandler, engine: CountingEngine) -> None:
+    assert scores(handler.handle([request(2, 0)])[0]).shape == (0,)
+    assert engine.batches == []
+
+
+def test_no_requests_have_no_answers(handler: RankHandler) -> None:
+    assert list(handler.handle([])) == []
