@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,15 +30,15 @@ DEGRADED = b'"degraded":{"value":true'
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Result of one run. Latencies are from the last byte written to the last byte read."""
+    """Result of one run. Latencies are from writing a request to the last byte of its reply; None without any."""
 
     clients: int
     seconds: float
     requests: int
     requests_per_s: float
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
+    p50_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
     non_200: int
     degraded: int
     broken: int
@@ -86,8 +87,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the loop of this client."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._send()
 
     def data_received(self, data: bytes) -> None:
@@ -161,7 +161,7 @@ async def measure(url: str, bodies: Sequence[bytes], *, clients: int, seconds: f
 
 
 def summarise(tally: Tally, *, clients: int, seconds: float, cpu_s: float) -> Measured:
-    """The numbers of one run; latencies are infinite when no reply came."""
+    """The numbers of one run."""
     ordered = sorted(tally.latencies_s)
     return Measured(
         clients=clients,
@@ -204,9 +204,9 @@ async def _wait(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
         task.result()
 
 
-def _quantile_ms(ordered: Sequence[float], q: float) -> float:
+def _quantile_ms(ordered: Sequence[float], q: float) -> float | None:
     if not ordered:
-        return float("inf")
+        return None
     return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3, 3)
 
 
