@@ -129,7 +129,9 @@ def _bind(folder: Path, index: int) -> str:
     if len(os.fsencode(path)) >= _MOST_SOCKET_PATH:
         return "tcp://127.0.0.1:*"
     folder.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    for left in folder.glob(f"shard-{index}-*.sock"):
+        # Ray runs one process per shard: whoever owned these was killed.
+        left.unlink(missing_ok=True)
     return f"ipc://{path}"
 
 

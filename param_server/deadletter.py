@@ -41,6 +41,7 @@ class DeadLetters:
         self._topic = topic
         self._source = source
         self._queue: deque[tuple[Letter, Future[int] | None]] = deque()
+        self._count = 0
 
     @property
     def pending(self) -> int:
@@ -55,11 +56,10 @@ class DeadLetters:
     def put(self, letter: Letter) -> None:
         """Accept one letter and hand it to the log."""
         metrics.DEAD_LETTERS.labels(letter.reason).inc()
-        logger.warning(
-            "a record goes to the dead-letter topic",
-            extra={"reason": letter.reason, "detail": letter.detail, "partition": letter.partition,
-                   "offset": letter.offset},
-        )  # fmt: skip
+        self._count += 1
+        if self._count & (self._count - 1) == 0:
+            # A flood is told of at every power of two; the topic holds each.
+            self._tell(letter)
         self._queue.append((letter, self._send(letter)))
 
     def settle(self) -> None:
@@ -76,6 +76,16 @@ class DeadLetters:
                 logger.error("a dead letter cannot be written", extra={"reason": letter.reason, "error": error})
             else:
                 self._queue.append((letter, None))
+
+    def _tell(self, letter: Letter) -> None:
+        about = {
+            "reason": letter.reason,
+            "detail": letter.detail,
+            "partition": letter.partition,
+            "offset": letter.offset,
+            "so_far": self._count,
+        }
+        logger.warning("records go to the dead-letter topic", extra=about)
 
     def _send(self, letter: Letter) -> Future[int] | None:
         about = {

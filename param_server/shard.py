@@ -109,7 +109,9 @@ class Shard:
         except TrirankError as error:
             logger.warning("dead letters are not acknowledged", extra={"error": error})
         letters.settle()
-        if (self._follower.changed or self._keeper.behind) and not letters.pending:
+        if letters.pending:
+            logger.warning("no last snapshot: the next start reads the refused records again")
+        elif self._follower.changed or self._keeper.behind:
             self._keeper.keep_now(self._snapshot())
         self._keeper.wait()
         self._producer.close(0.5)

@@ -27,7 +27,7 @@ class CpuTable:
             raise ValueError(f"capacity_rows is {capacity_rows}, it must be in [1, {_MOST_ROWS}]")
         if default_row.shape != (dim,):
             raise ValueError(f"default_row has shape {default_row.shape}, not ({dim},)")
-        self._default_row = np.ascontiguousarray(default_row, np.float32)
+        self._default_row = np.array(default_row, np.float32)
         self._slots = np.zeros(1 << (capacity_rows * 4 // 3).bit_length(), np.uint64)
         self._keys = np.empty(capacity_rows, np.int64)
         self._states = np.zeros(capacity_rows, np.uint8)

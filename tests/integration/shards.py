@@ -22,6 +22,7 @@ from infra.release import Release, TableRows, read_release, write_release
 from infra.wire.client import WireClient
 from infra.wire.connection import Peer
 from param_server.client import FetchResult, ParameterClient, TopkQuery
+from param_server.contract import Op
 from param_server.publish import Publisher
 from param_server.shard import Shard, ShardConfig
 from param_server.specs import table_specs
@@ -193,3 +194,18 @@ def publishing(bootstrap: str, topics: Topics) -> Iterator[Publisher]:
 def often(config: ShardConfig) -> ShardConfig:
     """The same shard with a snapshot as often as it can write one."""
     return replace(config, snapshot_interval_s=0.05)
+
+
+def publish(
+    publisher: Publisher, release: Release, keys: list[int], value: float, op: Op = Op.ASSIGN, generation: int = 0
+) -> None:
+    n = 0 if op is Op.DELETE else len(keys)
+    publisher.publish(
+        op,
+        ITEM,
+        generation or release.manifest.generation,
+        np.array(keys, np.int64),
+        np.full((n, DIM), value, np.float32),
+        2_000_000,
+    )
+    publisher.flush()
