@@ -27,6 +27,7 @@ from typing import IO
 
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, TrirankError
+from infra.lifecycle import on_stop_signals
 from infra.release import Release, read_release
 from infra.settings import Settings
 from infra.state import StackState, state_path, write_state
@@ -216,8 +217,10 @@ class Stack:
             _temp_dir=str(ray_dir),
         )
         self._undo.append(("ray", ray.shutdown))
+        # Ray takes SIGTERM for itself when it starts; the stack wants to stop in order.
+        on_stop_signals(self.request_stop)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled")
-        self._undo.append(("serve", serve.shutdown))
 
     def _start_tiers(self, release: Release, redis_url: str, kafka: str) -> None:
         """Everything at once: each tier waits for what it needs and says so in `/readyz`."""
@@ -246,6 +249,7 @@ class Stack:
         with ThreadPoolExecutor(max_workers=2) as starters:
             shards = starters.submit(start_shards, settings, release.path, redis_url, kafka)
             events = starters.submit(start_events, settings, schema, redis_url, kafka)
+            self._undo.extend((name, partial(serve.delete, name)) for name in applications)
             serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
             self._undo.append(("shards", partial(stop_shards, shards.result())))
             self._undo.append(("events", partial(stop_events, events.result())))

@@ -45,10 +45,20 @@ def _answer(status: int, headers: Any, raw: bytes) -> Answer:
     return Answer(status, named, json.loads(raw) if is_json else raw.decode())
 
 
+def _environment() -> dict[str, str]:
+    """This environment without settings of a stack: tests name their own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TRIRANK_")}
+
+
 def trirank(*arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "infra.cli", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+        [sys.executable, "-m", "infra.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=_environment(),
     )
 
 
@@ -82,7 +92,11 @@ class RunningStack:
         command = [sys.executable, "-m", "infra.cli", "up", "--release", str(self.release), "--home", str(self.home)]
         with (self.home / "up.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(port), *self.options], stdout=log, stderr=log, start_new_session=True
+                [*command, "--port", str(port), *self.options],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=_environment(),
             )
         eventually(self._ready, timeout_s=READY_S, every_s=0.1)
         return self

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,21 +9,13 @@ from hypothesis import strategies as st
 
 from param_server.contract import Op
 from param_server.table import Applied, EmbeddingTable, RowBatch, TopK
-from param_server.table.cpu import CpuTable
+from tests.tables import DEFAULT, DIM, NUMPY_MAY_OVERFLOW, Factory, cpu_table, gpu_table
 
-DIM = 3
-DEFAULT = np.array([9.0, 8.0, 7.0], np.float32)
 I64 = np.iinfo(np.int64)
 ODD_KEYS = [I64.min, I64.max, 0, -1, 1, I64.min + 1, 2**32, -(2**32)]
 
-Factory = Callable[[int], EmbeddingTable]
 
-
-def _cpu(capacity_rows: int) -> EmbeddingTable:
-    return CpuTable(dim=DIM, capacity_rows=capacity_rows, default_row=DEFAULT)
-
-
-@pytest.fixture(params=[_cpu], ids=["cpu"])
+@pytest.fixture(params=[cpu_table, pytest.param(gpu_table, marks=NUMPY_MAY_OVERFLOW)], ids=["cpu", "gpu"])
 def make(request: pytest.FixtureRequest) -> Factory:
     factory: Factory = request.param
     return factory
@@ -321,6 +311,7 @@ class Model:
             self.entries[key] = (version, None if op is Op.DELETE else value)
 
 
+Batches = list[tuple[Op, list[tuple[int, int, float]], bool]]
 BATCHES = st.lists(
     st.tuples(
         st.sampled_from(list(Op)),
@@ -336,11 +327,19 @@ BATCHES = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(capacity=st.integers(1, 16), batches=BATCHES)
-@pytest.mark.parametrize("factory", [_cpu], ids=["cpu"])
-def test_any_sequence_of_batches_leaves_what_a_dict_would_hold(
-    factory: Factory, capacity: int, batches: list[tuple[Op, list[tuple[int, int, float]], bool]]
-) -> None:
-    table, model = factory(capacity), Model(capacity)
+def test_any_sequence_of_batches_leaves_what_a_dict_would_hold(capacity: int, batches: Batches) -> None:
+    _compare_with_a_dict(cpu_table(capacity), capacity, batches)
+
+
+@NUMPY_MAY_OVERFLOW
+@settings(deadline=None, max_examples=25)  # each takes a second in Triton's interpreter
+@given(capacity=st.integers(1, 16), batches=BATCHES)
+def test_any_sequence_of_batches_leaves_the_same_on_a_gpu(capacity: int, batches: Batches) -> None:
+    _compare_with_a_dict(gpu_table(capacity), capacity, batches)
+
+
+def _compare_with_a_dict(table: EmbeddingTable, capacity: int, batches: Batches) -> None:
+    model = Model(capacity)
     for op, rows, versioned in batches:
         keys, versions, values = ([row[i] for row in rows] for i in range(3))
         done = write(table, op, keys, versions, values, versioned_rows=versioned)
