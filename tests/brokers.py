@@ -19,7 +19,7 @@ from infra.errors import LogUnavailable
 from infra.kafka import LogConsumer, LogGap, LogProducer, Record, probe
 from tests.support import eventually, free_port
 
-KAFKA_HOME_VARIABLE = "TRIRANK_TEST_KAFKA_HOME"
+KAFKA_HOME_VARIABLE = "TEST_KAFKA_HOME"
 
 
 class Broker(Protocol):

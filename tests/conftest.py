@@ -13,8 +13,8 @@ from tests.running_stack import RunningStack, trirank
 
 @pytest.fixture(scope="session")
 def release_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A release trained on MovieLens-100K as `make serve` trains it; TRIRANK_TEST_RELEASE names one to reuse."""
-    if reused := os.environ.get("TRIRANK_TEST_RELEASE"):
+    """A release trained on MovieLens-100K as `make serve` trains it; TEST_RELEASE names one to reuse."""
+    if reused := os.environ.get("TEST_RELEASE"):
         return Path(reused)
     home = tmp_path_factory.mktemp("train")
     out = home / "ml100k"
