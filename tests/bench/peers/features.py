@@ -51,19 +51,19 @@ class PeerFeatures:
         self._buckets = rows_of(buckets, np.arange(self.schema.n_user_buckets))
         self._no_bucket = buckets.default_row
 
-    def user_vectors(self) -> dict[str, F32]:
-        """Vector f32[user_dim] of every user who has a row of his own."""
+    def user_vectors(self) -> dict[str, tuple[F32, bool]]:
+        """Vector f32[user_dim] of every user of the release, and whether he has a row of his own."""
         own, attributes = self.release.table("user"), self.release.table("user_attribute")
         position = {key: i for i, key in enumerate(own.keys.tolist())}
-        vectors: dict[str, F32] = {}
+        vectors: dict[str, tuple[F32, bool]] = {}
         for user in self.release.users():
-            if (at := position.get(key_of(USER, user.user_id))) is None:
-                continue
-            vectors[user.user_id] = own.rows[at] + self._attributes(attributes, user)
+            at = position.get(key_of(USER, user.user_id))
+            base = self.bucket_vector(user.user_id) if at is None else own.rows[at]
+            vectors[user.user_id] = (base + self._attributes(attributes, user), at is not None)
         return vectors
 
     def bucket_vector(self, user_id: str | None) -> F32:
-        """Vector f32[user_dim] for a user without a row of his own."""
+        """Vector f32[user_dim] for a user the release does not know."""
         if user_id is None:
             return self._no_bucket
         return self._buckets[bucket_of(user_id, self.schema.n_user_buckets)]

@@ -26,6 +26,7 @@ from tests.bench.peers.redis_rows import (
     history_key,
     item_key,
     read_history,
+    read_user,
     seed_histories,
     seed_rows,
     user_key,
@@ -55,8 +56,8 @@ class Recommender:
         """500 recalled, 100 reranked, k returned."""
         stopwatch = Stopwatch()
         user_id = None if ask.user_id is None else str(ask.user_id)
-        own, events = await self._user(user_id)
-        user = self._features.bucket_vector(user_id) if own is None else np.frombuffer(bytearray(own), np.float32)
+        packed, events = await self._user(user_id)
+        user, own_row = (self._features.bucket_vector(user_id), False) if packed is None else read_user(packed)
         keys, ts_us = read_history(events)
         history = await self._tokens([item_key(key) for key in keys.tolist()])
         stopwatch.lap("features")
@@ -72,7 +73,7 @@ class Recommender:
             recalled[best],
             logits,
             n_candidates=recalled.size,
-            user=user_kind(user_id, own is not None),
+            user=user_kind(user_id, own_row),
             stopwatch=stopwatch,
         )
 
@@ -82,8 +83,8 @@ class Recommender:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.get(user_key(user_id))
         pipeline.lrange(history_key(user_id), 0, -1)
-        own, events = await pipeline.execute()
-        return own, events
+        packed, events = await pipeline.execute()
+        return packed, events
 
     async def _tokens(self, keys: list[bytes]) -> F32:
         """Candidate tokens f32[n, token_dim] of these Redis keys; writable."""

@@ -49,14 +49,13 @@ class Embeddings:
     async def inputs(self, user_id: str | None, keys: I64, ts_us: I64) -> tuple[UserKind, I64, ModelInputs]:
         """Kind of user, indices i64[N] of the recalled items, and what the models take."""
         features, items = self._features, self._features.items
-        own = self._users.get(user_id) if user_id is not None else None
-        user = features.bucket_vector(user_id) if own is None else own
+        user, own_row = self._users.get(user_id or "") or (features.bucket_vector(user_id), False)
         seen = features.indices(keys)
         history = items.tokens[seen]
         query = recall_query(user, history[:, : features.schema.item_dim])
         recalled = features.recall(query, seen)
         hist, mask = features.history_tokens(history, ts_us)
-        return user_kind(user_id, own is not None), recalled, ModelInputs(hist, items.tokens[recalled], mask, user)
+        return user_kind(user_id, own_row), recalled, ModelInputs(hist, items.tokens[recalled], mask, user)
 
 
 @serve.deployment(max_ongoing_requests=MAX_ONGOING)

@@ -1,8 +1,8 @@
 """Rows and histories in Redis, as the peers keep them, and the Redis they are in.
 
-    i:<key, 8 bytes>   candidate token of an item, f32 bytes          (monolith)
-    u:<user id>        vector of a user with a row of his own, f32    (monolith)
-    h:<user id>        list of `<qq` (item key, ts_us), oldest first  (both)
+    i:<key, 8 bytes>   candidate token of an item, f32 bytes    (monolith)
+    u:<user id>        vector of a user, f32 bytes, then one byte: 1 when he has a row of his own    (monolith)
+    h:<user id>        list of `<qq` (item key, ts_us), oldest first    (both)
 
 Vectors and histories are packed: one GET is one row, and one MGET is all candidates.
 """
@@ -40,6 +40,11 @@ def history_key(user_id: str) -> str:
     return f"h:{user_id}"
 
 
+def read_user(packed: bytes) -> tuple[F32, bool]:
+    """Vector f32[user_dim] and whether the user has a row of his own."""
+    return np.frombuffer(bytearray(packed[:-1]), np.float32), bool(packed[-1])
+
+
 def read_history(events: list[bytes]) -> tuple[I64, I64]:
     """(item keys, ts_us), oldest first, of the elements of a history list."""
     packed = np.frombuffer(b"".join(events), _EVENT)
@@ -57,14 +62,14 @@ def seed_histories(url: str, features: PeerFeatures) -> None:
 
 
 def seed_rows(url: str, features: PeerFeatures) -> None:
-    """Write every item's token and every known user's vector."""
+    """Write every item's token and every user's vector."""
     items = zip(features.items.keys.tolist(), features.items.tokens[:-1], strict=True)
     users = features.user_vectors().items()
     _run(
         url,
         itertools.chain(
             (("SET", item_key(key), token.tobytes()) for key, token in items),
-            (("SET", user_key(user_id), vector.tobytes()) for user_id, vector in users),
+            (("SET", user_key(user_id), vector.tobytes() + bytes([own])) for user_id, (vector, own) in users),
         ),
     )
 
