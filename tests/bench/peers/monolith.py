@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from feature_service.schema import ModelInputs, recall_query
 from infra.embedded import EmbeddedRedis
+from infra.lifecycle import on_stop_signals
 from tests.bench.peers.answers import Answer, Answers, Ask, Stopwatch
 from tests.bench.peers.arguments import parse
 from tests.bench.peers.features import RERANK_DEPTH, PeerFeatures, best_first, user_kind
