@@ -135,6 +135,8 @@ def main() -> None:
             seed_histories(store.url, features)
             seed_rows(store.url, features)
             app = api(Recommender(features, store.url))
+            # uvicorn raises the signal that stopped it once more; by then there is only this end left to do.
+            on_stop_signals(lambda: None)
             uvicorn.run(
                 app,
                 host="127.0.0.1",
