@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 
 # By which share of the deadline a stage must be over, so that the later ones still have theirs. A fast stage leaves
 # what it did not use to the next.
-LATEST_SHARE: Mapping[str, float] = {"features": 0.4, "embeddings": 0.7, "edge": 0.85, "rerank": 1.0}
+LATEST_SHARE: Mapping[str, float] = {"features": 0.7, "embeddings": 0.82, "edge": 0.92, "rerank": 1.0}
 # Kept back for the reply itself: selecting, encoding, writing.
 REPLY_RESERVE_S = 0.003
 REPLY_RESERVE_SHARE = 0.1
