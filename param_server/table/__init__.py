@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,4 +118,30 @@ class EmbeddingTable(Protocol):
 
     def export(self, since_version: int = 0) -> Export:
         """Return every entry, tombstones included, whose version is at least `since_version`."""
+        ...
+
+
+class Capture(Protocol):
+    """The entries of one moment, copied piece by piece while the table goes on changing."""
+
+    @property
+    def number(self) -> int:
+        """What a later capture takes as `since` to hold what changed after this one."""
+        ...
+
+    def take(self, most_rows: int) -> Export | None:
+        """The next piece of about `most_rows` entries, perhaps empty; None when everything was given out."""
+        ...
+
+
+@runtime_checkable
+class Capturing(Protocol):
+    """A table that can be copied without a long stop. One capture at a time: a new one ends the one before."""
+
+    def mark(self) -> int:
+        """A number to capture from: what changes from now on belongs to `capture(number)`."""
+        ...
+
+    def capture(self, since: int = 0) -> Capture:
+        """Begin a copy of this moment: all entries, or those changed after the mark or capture numbered `since`."""
         ...

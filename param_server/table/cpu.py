@@ -13,10 +13,11 @@ import numpy as np
 from param_server.contract import F32, I64, Op
 from param_server.table import Applied, Bool, Export, RowBatch, TopK
 from param_server.table import kernels_cpu as kernels
+from param_server.table.capture import CpuCapture
 
 _NO_KEYS = np.empty(0, np.int64)
-# A cell holds entry + 1 in 32 bits.
-_MOST_ROWS = 2**32 - 2
+# Four cells for three rows; a key finds its cell with 32 bits.
+_MOST_ROWS = 3 << 30
 
 
 class CpuTable:
@@ -28,13 +29,16 @@ class CpuTable:
         if default_row.shape != (dim,):
             raise ValueError(f"default_row has shape {default_row.shape}, not ({dim},)")
         self._default_row = np.array(default_row, np.float32)
-        self._slots = np.zeros(1 << (capacity_rows * 4 // 3).bit_length(), np.uint64)
+        self._slots = np.zeros(capacity_rows * 4 // 3 + 1, np.uint64)
         self._keys = np.empty(capacity_rows, np.int64)
         self._states = np.zeros(capacity_rows, np.uint8)
         self._versions = np.empty(capacity_rows, np.uint64)
         self._rows = np.empty((capacity_rows, dim), np.float32)
+        self._stamps = np.zeros(capacity_rows, np.uint32)
+        self._stamp = 1
         self._used = 0
         self._live = 0
+        self._capture: CpuCapture | None = None
 
     @property
     def dim(self) -> int:
@@ -59,7 +63,8 @@ class CpuTable:
     @property
     def bytes(self) -> int:
         """Memory set aside, index included."""
-        return sum(a.nbytes for a in (self._slots, self._keys, self._states, self._versions, self._rows))
+        arrays = (self._slots, self._keys, self._states, self._versions, self._rows, self._stamps)
+        return sum(array.nbytes for array in arrays)
 
     def lookup(self, keys: I64) -> tuple[F32, Bool]:
         """Return rows f32[n, dim] and found bool[n] for keys i64[n]; a missing key has the default row."""
@@ -75,15 +80,20 @@ class CpuTable:
             raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {self.dim}")
         adding = batch.op is Op.ADD
         refused = np.zeros(n, np.uint8)
+        keys = _plain(batch.keys)
+        if self._capture is not None:
+            self._capture.save(keys)
         applied, stale, self._used, self._live = (kernels.add if adding else kernels.assign)(
             self._slots,
             self._keys,
             self._states,
             self._versions,
             self._rows,
+            self._stamps,
+            self._stamp,
             self._used,
             self._live,
-            _plain(batch.keys),
+            keys,
             np.array(batch.versions, np.uint64, order="C"),
             _rows(batch.rows),
             batch.versioned_rows if adding else batch.op is Op.DELETE,
@@ -129,6 +139,20 @@ class CpuTable:
             self._rows[chosen].copy(),
         )
 
+    def mark(self) -> int:
+        """Return a number to capture from: what changes from now on is in `capture(number)`."""
+        number = self._stamp
+        self._stamp += 1
+        return number
+
+    def capture(self, since: int = 0) -> CpuCapture:
+        """Begin a copy of this moment: all entries, or those changed after `since`. Ends the capture before."""
+        self._capture = CpuCapture(
+            (self._slots, self._keys, self._states, self._versions, self._rows, self._stamps),
+            since, self.mark(), self._used,
+        )  # fmt: skip
+        return self._capture
+
 
 def warm() -> None:
     """Compile, or load from numba's cache, everything a table will call."""
@@ -138,6 +162,9 @@ def warm() -> None:
     rows = np.ones((2, 1), np.float32)
     for op in (Op.ASSIGN, Op.ADD):
         table.apply(RowBatch(op, keys, versions, rows))
+        table.capture()
+    table.apply(RowBatch(Op.ASSIGN, keys, versions, rows))
+    table.capture().take(1)
     table.lookup(keys)
     table.topk(rows, 2, (keys[:1], keys[:0]))
 

@@ -1,9 +1,10 @@
 """The compiled loops of the CPU table. Arrays in, arrays and counts out; they allocate nothing but a block of slots.
 
-Layout: `slots` u64[2^m] is the index, open addressing with linear probing. A cell is 0 (never used) or
+Layout: `slots` u64[cells] is the index, open addressing with linear probing. A cell is 0 (never used) or
 `tag << 32 | entry + 1`, where tag is the high half of the key's hash: a probe touches the key array only where the tag
-agrees. Entries are dense and never move: `keys` i64, `states` u8, `versions` u64, `rows` f32[capacity, dim]; `used` of
-them are taken. A probe ends because cells outnumber entries. No key is reserved: emptiness is in the cell.
+agrees. Entries are dense and never move: `keys` i64, `states` u8, `versions` u64, `rows` f32[capacity, dim], and
+`stamps` u32, which say between which captures an entry last changed; `used` of them are taken. A probe ends because
+cells outnumber entries. No key is reserved: emptiness is in the cell.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def _hash(key: Any) -> Any:
 @njit(cache=True, nogil=True)
 def _find(slots: Any, keys: Any, key: Any) -> Any:
     """Entry of the key, or -1 - (cell where it would go)."""
-    mask = np.uint64(slots.size - 1)
+    n_cells = np.uint64(slots.size)
     h = _hash(key)
     tag = h >> _HALF
-    at = h & mask
+    # The low half spreads over any number of cells, so that memory need not come in powers of two.
+    at = ((h & _LOW) * n_cells) >> _HALF
     while True:
         cell = slots[at]
         if cell == 0:
@@ -51,7 +53,9 @@ def _find(slots: Any, keys: Any, key: Any) -> Any:
             entry = np.int64(cell & _LOW) - 1
             if keys[entry] == key:
                 return entry
-        at = (at + _ONE) & mask
+        at += _ONE
+        if at == n_cells:
+            at = np.uint64(0)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -84,7 +88,7 @@ def lookup(slots: Any, keys: Any, states: Any, rows: Any, wanted: Any, default: 
 
 @njit(cache=True, nogil=True)
 def assign(
-    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, used: Any, live: Any,
+    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, stamps: Any, stamp: Any, used: Any, live: Any,
     new_keys: Any, new_versions: Any, new_rows: Any, delete: Any, refused: Any,
 ) -> Any:  # fmt: skip
     """Assign or delete, newest wins. Backwards, so that `greater` alone makes the last of equal versions win."""
@@ -109,6 +113,7 @@ def assign(
         if states[entry] == LIVE:
             live -= 1
         versions[entry] = new_versions[i]
+        stamps[entry] = stamp
         applied += 1
         if delete:
             states[entry] = TOMBSTONE
@@ -124,7 +129,7 @@ def assign(
 
 @njit(cache=True, nogil=True)
 def add(
-    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, used: Any, live: Any,
+    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, stamps: Any, stamp: Any, used: Any, live: Any,
     new_keys: Any, new_versions: Any, new_rows: Any, versioned: Any, refused: Any,
 ) -> Any:  # fmt: skip
     """Add to the live row or to zeros; in order, so that sums round the same way every time."""
@@ -159,8 +164,40 @@ def add(
             states[entry] = LIVE
             live += 1
         versions[entry] = max(versions[entry], new_versions[i])
+        stamps[entry] = stamp
         applied += 1
     return applied, stale, used, live
+
+
+@njit(cache=True, nogil=True)
+def about_to_change(
+    slots: Any, keys: Any, stamps: Any, wanted: Any, since: Any, upto: Any, start: Any, end: Any, out: Any
+) -> Any:
+    """Write the entries in [start, end) of the wanted keys whose stamp is in (since, upto]; return how many.
+
+    They are stamped as changed after `upto` at once, so that none is found twice.
+    """
+    count = 0
+    for i in range(wanted.size):
+        entry = _find(slots, keys, wanted[i])
+        if start <= entry < end and since < stamps[entry] <= upto:
+            stamps[entry] = upto + 1
+            out[count] = entry
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def changed(stamps: Any, since: Any, upto: Any, start: Any, end: Any, out: Any) -> Any:
+    """Write entries from `start` on whose stamp is in (since, upto] until `out` is full; (how many, where to go on)."""
+    count = 0
+    entry = start
+    while entry < end and count < out.size:
+        if since < stamps[entry] <= upto:
+            out[count] = entry
+            count += 1
+        entry += 1
+    return count, entry
 
 
 @njit(cache=True, nogil=True)

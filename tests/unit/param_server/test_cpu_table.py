@@ -9,7 +9,15 @@ from param_server.contract import Op
 from param_server.table import RowBatch, kernels_cpu
 from param_server.table.cpu import CpuTable, warm
 
-KERNELS = (kernels_cpu.lookup, kernels_cpu.assign, kernels_cpu.add, kernels_cpu.rank, kernels_cpu.settle)
+KERNELS = (
+    kernels_cpu.lookup,
+    kernels_cpu.assign,
+    kernels_cpu.add,
+    kernels_cpu.rank,
+    kernels_cpu.settle,
+    kernels_cpu.about_to_change,
+    kernels_cpu.changed,
+)
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -31,6 +39,7 @@ def test_after_warm_up_nothing_is_compiled_whatever_the_arrays_look_like() -> No
         table.lookup(keys)
         table.topk(rows[:2], 3, (keys, keys[:0]))
         table.export()
+        table.capture(table.mark()).take(2)
     assert [len(kernel.signatures) for kernel in KERNELS] == compiled
 
 
