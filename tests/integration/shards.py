@@ -112,14 +112,20 @@ def _serve(config: ShardConfig, release: str, answer: Connection) -> None:
 class ShardProcess:
     """A shard in a process of its own, to be killed."""
 
-    def __init__(self, config: ShardConfig, release: Release) -> None:
+    def __init__(self, config: ShardConfig, release: Release, *, wait: bool = True) -> None:
         self._ours, theirs = multiprocessing.Pipe()
         spawn = multiprocessing.get_context("spawn")
         self._process = spawn.Process(target=_serve, args=(config, str(release.path), theirs), daemon=True)
         self._process.start()
         theirs.close()
+        self.address = ""
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until it serves."""
         assert self._ours.poll(60)
-        self.address: str = self._ours.recv()
+        self.address = self._ours.recv()
 
     def kill(self) -> None:
         """kill -9."""
