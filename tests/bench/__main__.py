@@ -22,7 +22,7 @@ from infra.lifecycle import guard, on_stop_signals
 from tests.bench.asks import ask, bodies, differences
 from tests.bench.load import Measured
 from tests.bench.report import Round, document, faults, table
-from tests.bench.stack import System, systems
+from tests.bench.stack import System, cpu_s, systems
 
 _UNDER_GUARD = "--under-guard"
 
@@ -61,18 +61,27 @@ def _run(given: argparse.Namespace, home: Path) -> int:
             raise RuntimeError(f"{name} and {reference} answer differently:\n  " + "\n  ".join(differing[:10]))
 
     rounds: list[Round] = []
-    for number in range(given.rounds):
-        order = given.systems if number % 2 == 0 else given.systems[::-1]
-        measured = {name: _measure(name, chosen[name], check, given, home) for name in order}
-        rounds.append({name: measured[name] for name in given.systems})
-    print("\n" + table(rounds, reference))
-    if given.json:
-        about = {"release": str(given.release), "seconds": given.seconds, "warmup_s": given.warmup}
-        given.json.write_bytes(document(rounds, reference, **about))
+    try:
+        for number in range(given.rounds):
+            order = given.systems if number % 2 == 0 else given.systems[::-1]
+            measured = {name: _measure(name, chosen[name], check, given, home) for name in order}
+            rounds.append({name: measured[name] for name in given.systems})
+    finally:
+        # A later round that fails does not take the complete ones with it.
+        if rounds:
+            _report(rounds, given)
     if wrong := faults(rounds):
         print(f"\nbench: {wrong} replies were no full answers: the systems did different work", file=sys.stderr)
         return 1
     return 0
+
+
+def _report(rounds: Sequence[Round], given: argparse.Namespace) -> None:
+    reference = given.systems[0]
+    print("\n" + table(rounds, reference), flush=True)
+    if given.json:
+        about = {"release": str(given.release), "seconds": given.seconds, "warmup_s": given.warmup}
+        given.json.write_bytes(document(rounds, reference, **about))
 
 
 def _measure(
@@ -84,8 +93,11 @@ def _measure(
         check(name, system.url)
         results = {}
         for clients in given.clients:
-            results[clients] = _load(system.url, home / "bodies", clients, given.seconds, given.warmup)
-            print(f"{name}: {clients} clients, {results[clients].requests_per_s:.0f} requests/s", flush=True)
+            before_s = cpu_s(system.pid)
+            result = _load(system.url, home / "bodies", clients, given.seconds, given.warmup)
+            each_ms = 1e3 * (cpu_s(system.pid) - before_s) / max(result.replies, 1)
+            results[clients] = msgspec.structs.replace(result, cpu_ms=round(each_ms, 3))
+            print(f"{name}: {clients} clients, {result.requests_per_s:.0f} requests/s", flush=True)
         return results
     finally:
         system.stop()

@@ -42,14 +42,18 @@ class Measured(msgspec.Struct, frozen=True):
     non_200: int
     degraded: int
     broken: int
+    replies: int
     generator_cores: float
+    # CPU time of all processes of the system per reply, warm-up included; the one who starts the system fills it in.
+    cpu_ms: float | None = None
 
 
 @dataclass(slots=True)
 class Tally:
-    """What all connections of one run have counted; `recording` is off during warm-up."""
+    """What all connections of one run have counted; `recording` is off during warm-up, `replies` counts in it too."""
 
     recording: bool = False
+    replies: int = 0
     latencies_s: list[float] = field(default_factory=list)
     non_200: int = 0
     degraded: int = 0
@@ -57,6 +61,7 @@ class Tally:
 
     def count(self, status: int, body: bytes, latency_s: float) -> None:
         """One complete reply."""
+        self.replies += 1
         if not self.recording:
             return
         self.latencies_s.append(latency_s)
@@ -174,6 +179,7 @@ def summarise(tally: Tally, *, clients: int, seconds: float, cpu_s: float) -> Me
         non_200=tally.non_200,
         degraded=tally.degraded,
         broken=tally.broken,
+        replies=tally.replies,
         generator_cores=round(cpu_s / seconds, 3),
     )
 

@@ -18,11 +18,11 @@ from tests.bench.load import Measured
 
 # One round: system -> number of clients -> result.
 Round = Mapping[str, Mapping[int, Measured]]
-_WIDTH = 12
+_WIDTH = 13
 
 
 def summary(rounds: Sequence[Round]) -> dict[str, dict[int, dict[str, float]]]:
-    """system -> clients -> medians of requests_per_s, p50_ms and p99_ms, and sums of what went wrong."""
+    """system -> clients -> medians of requests_per_s, p50_ms, p99_ms and cpu_ms, and sums of what went wrong."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     for system, by_clients in rounds[0].items():
         for clients in by_clients:
@@ -31,6 +31,7 @@ def summary(rounds: Sequence[Round]) -> dict[str, dict[int, dict[str, float]]]:
                 "requests_per_s": median(run.requests_per_s for run in runs),
                 "p50_ms": median(_number(run.p50_ms) for run in runs),
                 "p99_ms": median(_number(run.p99_ms) for run in runs),
+                "cpu_ms": median(_number(run.cpu_ms) for run in runs),
                 "non_200": sum(run.non_200 for run in runs),
                 "degraded": sum(run.degraded for run in runs),
                 "broken": sum(run.broken for run in runs),
@@ -39,7 +40,7 @@ def summary(rounds: Sequence[Round]) -> dict[str, dict[int, dict[str, float]]]:
 
 
 def ratios(rounds: Sequence[Round], ours: str) -> dict[str, dict[int, dict[str, float]]]:
-    """peer -> clients -> how many times as many requests/s as the peer, and its p50 over ours."""
+    """peer -> clients -> how many times the requests/s of the peer; its p50 and its CPU time per request over ours."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     for peer in rounds[0]:
         if peer == ours or ours not in rounds[0]:
@@ -49,6 +50,7 @@ def ratios(rounds: Sequence[Round], ours: str) -> dict[str, dict[int, dict[str, 
             found.setdefault(peer, {})[clients] = {
                 "requests_per_s": round(median(_over(o.requests_per_s, p.requests_per_s) for o, p in pairs), 2),
                 "p50": round(median(_over(_number(p.p50_ms), _number(o.p50_ms)) for o, p in pairs), 2),
+                "cpu": round(median(_over(_number(p.cpu_ms), _number(o.cpu_ms)) for o, p in pairs), 2),
             }
     return found
 
@@ -56,7 +58,7 @@ def ratios(rounds: Sequence[Round], ours: str) -> dict[str, dict[int, dict[str, 
 def table(rounds: Sequence[Round], ours: str) -> str:
     """For people."""
     numbers, times = summary(rounds), ratios(rounds, ours)
-    lines = [_line("system", "clients", "p50 ms", "p99 ms", "requests/s", "failed", "degraded")]
+    lines = [_line("system", "clients", "p50 ms", "p99 ms", "requests/s", "CPU ms each", "failed", "degraded")]
     for system, by_clients in numbers.items():
         for clients, n in by_clients.items():
             failed = int(n["non_200"] + n["broken"])
@@ -67,14 +69,16 @@ def table(rounds: Sequence[Round], ours: str) -> str:
                     f"{n['p50_ms']:.2f}",
                     f"{n['p99_ms']:.2f}",
                     f"{n['requests_per_s']:.0f}",
+                    f"{n['cpu_ms']:.2f}",
                     failed,
                     int(n["degraded"]),
                 )
             )
     if times:
-        lines += ["", _line(f"{ours} over", "clients", "requests/s", "p50")]
+        lines += ["", _line(f"{ours} against", "clients", "requests/s", "p50", "CPU each")]
     for peer, by_clients in times.items():
-        lines += [_line(peer, c, f"{r['requests_per_s']:.2f} x", f"{r['p50']:.2f} x") for c, r in by_clients.items()]
+        for clients, times_better in by_clients.items():
+            lines.append(_line(peer, clients, *(f"{times_better[k]:.2f} x" for k in ("requests_per_s", "p50", "cpu"))))
     return "\n".join(lines)
 
 

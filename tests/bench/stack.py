@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from infra.lifecycle import descendants
 from tests.running_stack import RunningStack
 from tests.support import eventually, free_port
 
@@ -26,6 +27,9 @@ class System(Protocol):
 
     url: str
 
+    @property
+    def pid(self) -> int: ...
+
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
@@ -37,6 +41,11 @@ class Ours:
     def __init__(self, release: Path, home: Path) -> None:
         self._stack = RunningStack(release, home)
         self.url = ""
+
+    @property
+    def pid(self) -> int:
+        """The process everything else descends from."""
+        return self._stack.pid
 
     def start(self) -> None:
         """Start and wait until it is ready."""
@@ -57,6 +66,13 @@ class Peer:
         self._home = home
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
+
+    @property
+    def pid(self) -> int:
+        """The process everything else descends from."""
+        if self._process is None:
+            raise RuntimeError("not started")
+        return self._process.pid
 
     def start(self) -> None:
         """Start and wait until it is ready."""
@@ -99,6 +115,19 @@ class Peer:
             return False
         finally:
             connection.close()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds all living descendants of a process have used; 0 where there is no /proc."""
+    ticks = 0
+    for child in descendants(pid):
+        try:
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        # utime and stime, fields 14 and 15 of proc(5); the first two are cut off here.
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def systems(release: Path, home: Path) -> dict[str, System]:

@@ -25,7 +25,9 @@ def _measured(requests_per_s: float, p50_ms: float, *, degraded: int = 0) -> Mea
         non_200=0,
         degraded=degraded,
         broken=0,
+        replies=int(requests_per_s),
         generator_cores=0.1,
+        cpu_ms=p50_ms / 2,
     )
 
 
@@ -41,7 +43,7 @@ def _reply(*items: tuple[str, float], user: str = "known") -> dict[str, Any]:
 
 
 def test_ratios_are_taken_within_a_round_so_that_a_slow_round_favours_nobody() -> None:
-    assert ratios(ROUNDS, "ours") == {"peer": {8: {"requests_per_s": 5.0, "p50": 5.0}}}
+    assert ratios(ROUNDS, "ours") == {"peer": {8: {"requests_per_s": 5.0, "p50": 5.0, "cpu": 5.0}}}
 
 
 def test_the_summary_is_the_median_of_the_rounds() -> None:
