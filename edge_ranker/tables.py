@@ -110,7 +110,9 @@ class Tables(nn.Module):
         for name, table_id in TABLE_IDS.items():
             rows = getattr(self, name).detach().numpy()
             rows = np.ascontiguousarray(rows[kept[name]] if name in kept else rows, np.float32)
-            default = rows.mean(axis=0) if name == "item" else np.zeros(rows.shape[1], np.float32)
+            # Somebody anonymous has no bucket of his own: the default stands for all of them.
+            mean = name in ("item", "user_bucket")
+            default = rows.mean(axis=0) if mean else np.zeros(rows.shape[1], np.float32)
             versions = np.ones(rows.shape[0], np.uint64)
             tables[name] = (table_id, TableRows(keys[name], rows, versions, default))
         return tables

@@ -42,13 +42,17 @@ Reason = Literal["not_json", "invalid", "unknown_event"]
 
 
 class FeedbackEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event of one user with one item; `ts_us` is microseconds since 1970-01-01 UTC."""
+    """One event of one user with one item; `ts_us` is microseconds since 1970-01-01 UTC.
+
+    An impression of a whole reply names its first item, and all of them in `items`.
+    """
 
     user_id: Id
     item_id: Id
     event: Id
     ts_us: Annotated[int, Meta(ge=0, le=MAX_TS_US)]
     recommendation_id: Annotated[str, Meta(max_length=256)] | None = None
+    items: tuple[Id, ...] = ()
 
 
 class BadEvent(Permanent):
@@ -232,7 +236,7 @@ class FeedbackLoop:
             except BadEvent as error:
                 letters.append((record, error))
                 continue
-            counts[event.event] += 1
+            counts[event.event] += max(1, len(event.items))
             if event.event != IMPRESSION:
                 keys = key_of(USER, event.user_id), key_of(ITEM, event.item_id)
                 events.append(HistoryEvent(*keys, event.event, event.ts_us))

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from infra.errors import RedisUnavailable
 
@@ -21,7 +22,9 @@ TIMEOUT_S = 1.0
 
 def connect(url: str) -> redis.Redis:
     """A synchronous client for `url`; connects at the first command, raises nothing by itself."""
-    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+    return redis.Redis.from_url(
+        url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+    )
 
 
 def connect_async(url: str, *, repeatable: bool = False) -> redis.asyncio.Redis:
@@ -34,7 +37,7 @@ def connect_async(url: str, *, repeatable: bool = False) -> redis.asyncio.Redis:
         url,
         socket_timeout=TIMEOUT_S,
         socket_connect_timeout=TIMEOUT_S,
-        retry=Retry(NoBackoff(), 1 if repeatable else 0),
+        retry=AsyncRetry(NoBackoff(), 1 if repeatable else 0),
     )
 
 

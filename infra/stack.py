@@ -112,6 +112,8 @@ class Stack:
         self._lock = _lock_run_dir(settings)
         self._undo.append(("lock", self._lock.close))
         _refuse_taken_port(settings.host, settings.port)
+        # Sockets of processes that were killed; nobody listens there any more.
+        shutil.rmtree(settings.run_dir / "sock", ignore_errors=True)
         return release
 
     # --- Redis and the broker --------------------------------------------------------------------------------------

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.running_stack import RunningStack, trirank
+
+# Speed is no property: a loaded machine must not fail a test.
+settings.register_profile("trirank", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("trirank")
 
 
 @pytest.fixture(scope="session")
