@@ -7,7 +7,7 @@ Refuses nothing; randomness comes in as an argument. Invariant: column 0 of `can
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,12 +21,16 @@ from feature_service.timeline import Timeline
 I64 = NDArray[np.int64]
 BOOL = NDArray[np.bool_]
 
+# Up to this many items the recall loss is exact; beyond it, a sample of this size stands for all.
+RECALL_SAMPLE = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B samples with N candidates. `items` i64[M] are the distinct items of the batch; `hist` i64[B, L] and
     `candidates` i64[B, N] are positions in it; `gaps` i64[B, L]; `mask` f32[B, L]; `users` i64[B]; `as_bucket`
-    bool[B]; `weight` f32[B, N], 0 for candidates that are none."""
+    bool[B]; `weight` f32[B, N], 0 for candidates that are none; `recall_sample` i64[S] are the table rows that
+    stand for all items in the recall loss, None when all take part."""
 
     items: Tensor
     hist: Tensor
@@ -36,6 +40,7 @@ class Batch:
     users: Tensor
     as_bucket: Tensor
     weight: Tensor
+    recall_sample: Tensor | None = None
 
 
 def make_batch(
@@ -79,10 +84,11 @@ class Samples:
         self._schema = schema
         self._events = events
         self._rng = rng
-        self._batch_size = min(batch_size, events.size)
+        self._batch_size = min(batch_size, max(1, events.size // 2))
         self._per_kind = negatives_per_kind
         self._bucket_share = bucket_share
         counts = np.bincount(data.item[events], minlength=len(data.item_ids))
+        self._n_rows = int((counts > 0).sum())
         self._negatives = Negatives(counts, data.user[events], data.item[events])
 
     @property
@@ -105,7 +111,7 @@ class Samples:
             candidates.append(drawn)
             valid.append(usable)
         as_bucket = self._rng.random(events.size) < self._bucket_share
-        return make_batch(
+        batch = make_batch(
             self._timeline,
             self._schema,
             events,
@@ -113,3 +119,6 @@ class Samples:
             as_bucket,
             np.concatenate(valid, axis=1),
         )
+        if self._n_rows <= RECALL_SAMPLE:
+            return batch
+        return replace(batch, recall_sample=torch.from_numpy(self._rng.integers(0, self._n_rows, RECALL_SAMPLE)))

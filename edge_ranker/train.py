@@ -16,9 +16,6 @@ from edge_ranker.model import EdgeMLP
 from edge_ranker.samples import Batch
 from edge_ranker.tables import Tables
 
-# Up to this many items the recall loss is exact; beyond it, a sample of this size stands for all.
-RECALL_SAMPLE = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -70,12 +67,12 @@ def recall_loss(tables: Tables, batch: Batch, encoded: Encoded) -> Tensor:
     """
     taken = tables.item_row[batch.items[batch.candidates[:, 0]]]
     n_items = tables.item.shape[0]
-    if n_items <= RECALL_SAMPLE:
+    sample = batch.recall_sample
+    if sample is None:
         return functional.cross_entropy(encoded.query @ tables.item.T, taken)
-    sample = torch.randint(0, n_items, (RECALL_SAMPLE,))
     sparse = tables.is_sparse(tables.item)
     others = encoded.query @ functional.embedding(sample, tables.item, sparse=sparse).T
-    others = others + torch.log(torch.tensor(n_items / RECALL_SAMPLE))
+    others = others + torch.log(torch.tensor(n_items / sample.shape[0]))
     others = others.masked_fill(sample.unsqueeze(0) == taken.unsqueeze(1), -torch.inf)
     own = (encoded.query * functional.embedding(taken, tables.item, sparse=sparse)).sum(dim=1, keepdim=True)
     return functional.cross_entropy(torch.cat((own, others), dim=1), torch.zeros_like(taken))

@@ -6,7 +6,6 @@ give the scores the trained models give. Invariant: the release directory appear
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,14 +38,13 @@ from reranker.evaluate import (
     spread_over_users,
     validation_auc,
 )
-from reranker.fit import Rankers, Recipe, fit
+from reranker.fit import Rankers, Recipe, fit, steps_per_pass
 from reranker.package import package_release
 
 I64 = NDArray[np.int64]
 
 TEST_EVENTS = 2000
 VALIDATION_EVENTS = 400
-TORCH_THREADS = 2
 RECIPE = Recipe()
 
 
@@ -149,7 +147,7 @@ def _fit(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=passes * samples.n_batches)
+        task = progress.add_task("", total=passes * steps_per_pass(samples))
         return fit(
             rankers,
             samples,
@@ -192,9 +190,9 @@ def _moment(ts_us: int) -> str:
 
 @contextmanager
 def _torch(seed: int) -> Iterator[None]:
-    """Seeded torch on at most `TORCH_THREADS` threads; both are as before afterwards."""
+    """Seeded torch whose operations stay in the thread that calls them; both are as before afterwards."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(min(TORCH_THREADS, os.cpu_count() or 1))
+    torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
