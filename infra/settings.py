@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     snapshot_interval_s: float = Field(
         default=30.0, gt=0, description="Seconds between snapshots of a shard that changed."
     )
+    snapshot_keep: int = Field(default=2, ge=1, le=100, description="Full snapshots kept, with the deltas after them.")
+    snapshot_deltas: int = Field(default=8, ge=0, le=1000, description="Delta snapshots between two full ones.")
     log_level: str = Field(default="INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
 
     @classmethod

@@ -22,6 +22,7 @@ from infra.errors import TrirankError
 from infra.logs import configure_logging
 from infra.release import read_release
 from infra.settings import Settings
+from param_server.keeper import Keeping
 from param_server.shard import Shard, ShardConfig
 
 _READY_TIMEOUT_S = 60.0
@@ -113,11 +114,11 @@ def _config(settings: Settings, kafka: str, index: int) -> ShardConfig:
         n_partitions=settings.partitions,
         name=f"{_name(settings, index)}-{os.getpid()}",
         bind=_bind(run_dir / "sock", index),
-        snapshot_dir=run_dir / "snapshots" / _name(settings, index),
+        snapshot_root=run_dir / "snapshots" / settings.stack,
         bootstrap=kafka,
         topic=settings.embeddings_topic,
         deadletter_topic=settings.deadletter_topic,
-        snapshot_interval_s=settings.snapshot_interval_s,
+        snapshots=Keeping(settings.snapshot_interval_s, settings.snapshot_keep, settings.snapshot_deltas),
         table_headroom=settings.table_headroom,
         table_min_capacity_rows=settings.table_min_capacity_rows,
     )

@@ -50,6 +50,7 @@ class Follower:
         self._losses = log.losses
         self._truncations = log.truncations
         self._highwater: Mapping[int, int] = {}
+        self._began: LogState | None = None
         self._counts = {"records": 0, "repeated": 0, "applied": 0, "stale": 0, "refused": 0, "dead_letters": 0}
         self.changed = False
         self.applied_us = 0
@@ -78,6 +79,11 @@ class Follower:
         if highwater is not self._highwater:
             self._highwater = highwater
             self.watermark_us = self._watermark_us()
+
+    def take_began(self) -> LogState | None:
+        """Where in the log this shard began, once, if it had no position before."""
+        began, self._began = self._began, None
+        return began
 
     def lag(self) -> dict[int, int]:
         """Records not applied yet, per partition, as far as known."""
@@ -138,6 +144,8 @@ class Follower:
                 # This shard begins where the log begins; nothing it should have seen is gone.
                 continue
             self._mourn(gap)
+        if first_sight:
+            self._began = self.log_state()
 
     def _mourn(self, gap: Gap) -> None:
         self._losses += gap.lost

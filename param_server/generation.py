@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +35,14 @@ class Generation:
     def state(self) -> dict[str, Export]:
         """Copies of all entries, by table."""
         return {name: table.export() for name, table in self.tables.items()}
+
+
+class Owns(Protocol):
+    """A part of the key space."""
+
+    def owns(self, keys: I64) -> I64:
+        """Positions of the keys that belong to it: i64[n] -> i64[m]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,8 @@ def empty_generation(release: Release, place: Place, *, headroom: float, min_cap
     )
 
 
-def fill_from_release(generation: Generation, release: Release, place: Place) -> None:
-    """Put this shard's part of the release's rows into empty tables. Raises ReleaseRefused."""
+def fill_from_release(generation: Generation, release: Release, place: Owns) -> None:
+    """Put the rows of the release that belong to `place` into tables without any of them. Raises ReleaseRefused."""
     for name, table in generation.tables.items():
         given = release.table(name)
         if not np.isfinite(given.rows).all():
@@ -75,15 +84,20 @@ def fill_from_release(generation: Generation, release: Release, place: Place) ->
             raise ReleaseRefused(f"{release.path}: table {name} has more rows here than table_headroom leaves room for")
 
 
-def fill_from_state(generation: Generation, state: Mapping[str, Export]) -> bool:
-    """Put a snapshot's entries into empty tables; False when they do not fit."""
+def fill_from_state(generation: Generation, state: Mapping[str, Export], part: Owns) -> bool:
+    """Put the entries of a snapshot that belong to `part` into tables; False when they do not fit.
+
+    What a table holds already is as new or newer and stays: the snapshots of a chain are given newest first.
+    """
     for name, table in generation.tables.items():
         entries = state[name]
-        live, dead = np.flatnonzero(~entries.tombstones), np.flatnonzero(entries.tombstones)
+        mine = part.owns(entries.keys)
+        dead = entries.tombstones[mine]
         nothing = np.empty((0, table.dim), np.float32)
-        fits = _put(table, Op.ASSIGN, entries.keys[live], entries.versions[live], entries.rows[live])
-        if not fits or not _put(table, Op.DELETE, entries.keys[dead], entries.versions[dead], nothing):
-            return False
+        for op, at in ((Op.ASSIGN, mine[~dead]), (Op.DELETE, mine[dead])):
+            rows = entries.rows[at] if op is Op.ASSIGN else nothing
+            if table.apply(RowBatch(op, entries.keys[at], entries.versions[at], rows)).full.size:
+                return False
     return True
 
 

@@ -36,6 +36,11 @@ DEAD_LETTERS = counter(
     "Records that could not be applied. Read the dead-letter topic; 'table_full' asks for more table_headroom.",
     ["reason"],
 )
+DEAD_LETTERS_SKIPPED = counter(
+    "param_server_dead_letters_skipped_total",
+    "Refused records that were only counted, for want of room in the limit. Stop the producer that sends them.",
+    ["reason"],
+)
 LOG_GAPS = counter(
     "param_server_log_gaps_total",
     "Partitions whose log was lost, or cut off before it was applied. The lost updates must be published again.",
@@ -51,6 +56,11 @@ WATERMARK = gauge(
     "Event time up to which the stream is applied, seconds since 1970. When it stands still, look at Kafka.",
     ["shard"],
 )
+STALENESS = gauge(
+    "param_server_staleness_seconds",
+    "How long updates have been waiting: 0 while all of the log is applied. When it grows, look at the lag and at Kafka.",
+    ["shard"],
+)
 TABLE_ROWS = gauge(
     "param_server_table_rows",
     "Live rows per table. Near capacity, updates of new keys are refused: raise table_headroom.",
@@ -60,6 +70,10 @@ SNAPSHOT_SECONDS = latency(
     "param_server_snapshot_seconds",
     "Time to write one snapshot, beside serving. When it nears snapshot_interval_s, raise that.",
 )
+SNAPSHOT_SLICE_SECONDS = latency(
+    "param_server_snapshot_slice_seconds",
+    "How long one slice of copying held up lookups. Above 5 ms: the machine is short of memory bandwidth.",
+)
 SNAPSHOT_FAILURES = counter(
     "param_server_snapshot_failures_total",
     "Snapshots that could not be written; a restart then replays more. Look at the disk.",
@@ -68,4 +82,34 @@ CLIENT_MISSING = counter(
     "param_server_client_missing_shards_total",
     "Calls answered with default rows because a shard was gone, late or full. Look at the shard's log.",
     ["cause"],
+)
+TIER_ROWS = counter(
+    "param_server_tier_lookup_rows_total",
+    "Rows asked for, by the tier that answered. When 'missing' grows, more is asked for than fits: raise tier_hot_bytes.",
+    ["tier"],
+)
+TIER_MOVES = counter(
+    "param_server_tier_moved_rows_total",
+    "Rows that changed tier. 'stored' near the rate of updates: the tiers above are too small for what is written.",
+    ["move"],
+)
+TIER_FILLS = counter(
+    "param_server_tier_fills_total",
+    "Reads of the cold tier, by outcome. 'failed': Redis is away; 'late': an update came first, which is fine.",
+    ["outcome"],
+)
+TIER_LEAVING = gauge(
+    "param_server_tier_leaving_rows",
+    "Rows that wait for the cold tier to acknowledge them. When it stays high, Redis is away or too slow; the stream "
+    "waits at tier_leaving_rows.",
+    ["shard"],
+)
+COLD_SECONDS = latency(
+    "param_server_cold_seconds",
+    "Time of one batch read from or written to the cold tier. When it grows, look at Redis.",
+    ["what"],
+)
+COLD_FAILURES = counter(
+    "param_server_cold_failures_total",
+    "Calls of the cold tier that failed. Lookups go on without it; look at Redis.",
 )

@@ -9,7 +9,7 @@ there and replays. Refuses snapshots of anybody else, and to claim freshness aft
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from param_server.deadletter import DeadLetters
 from param_server.feed import Feed
 from param_server.fetch import fetch_tensors
 from param_server.follower import Follower
-from param_server.generation import Generation, Place, empty_generation, fill_from_release, fill_from_state
-from param_server.keeper import SnapshotKeeper
+from param_server.generation import Generation, Place, empty_generation
+from param_server.keeper import Keeping, SnapshotKeeper
+from param_server.restore import Restored, restore
 from param_server.routing import partitions_of_shard
-from param_server.snapshot import LogState, Owner, Snapshot, load_newest
+from param_server.snapshot import LogState, Owner, folder_of
 from param_server.stream import StreamReader
+from param_server.table import EmbeddingTable
 from param_server.table.cpu import warm
 
 logger = logging.getLogger(__name__)
@@ -37,21 +39,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
-    """Where one shard stands and what it talks to."""
+    """Where one shard stands and what it talks to. All shards of a stack share `snapshot_root`."""
 
     index: int
     n_shards: int
     n_partitions: int
     name: str
     bind: str
-    snapshot_dir: Path
+    snapshot_root: Path
     bootstrap: str
     topic: str
     deadletter_topic: str
-    snapshot_interval_s: float = 30.0
+    snapshots: Keeping = Keeping(interval_s=30.0)
     table_headroom: float = 2.0
     table_min_capacity_rows: int = 65536
     apply_budget_s: float = 0.002
+    copy_budget_s: float = 0.001
     feed_rows: int = 262_144
     max_batch: int = 64
     max_queue: int = 1024
@@ -66,8 +69,10 @@ class Shard:
         self._clock: Clock = clock or SystemClock()
         self._place = Place(config.index, config.n_shards, config.n_partitions)
         self._feed = Feed(config.feed_rows)
-        self._keeper = SnapshotKeeper(config.snapshot_dir, config.snapshot_interval_s, self._clock)
+        folder = folder_of(config.snapshot_root, config.n_shards, config.index)
+        self._keeper = SnapshotKeeper(folder, config.snapshots, self._clock)
         self._producer = LogProducer(config.bootstrap)
+        self._restored: Restored
         self._generation: Generation
         self._follower: Follower
         self._reader: StreamReader
@@ -81,7 +86,9 @@ class Shard:
     def start(self) -> str:
         """Load, begin to follow the log, serve; the address. Raises ReleaseRefused."""
         warm()
-        log = self._restore()
+        self._restored = self._restore()
+        self._generation = self._restored.generation
+        log = self._restored.log
         config = self._config
         letters = DeadLetters(self._producer, config.deadletter_topic, config.topic)
         self._follower = Follower(
@@ -112,7 +119,7 @@ class Shard:
         if letters.pending:
             logger.warning("no last snapshot: the next start reads the refused records again")
         elif self._follower.changed or self._keeper.behind:
-            self._keeper.keep_now(self._snapshot())
+            self._keeper.keep_now(*self._moment())
         self._keeper.wait()
         self._producer.close(0.5)
 
@@ -127,10 +134,9 @@ class Shard:
         self._follower.set_highwater(self._reader.highwater)
         if self._follower.step(self._config.apply_budget_s):
             self._server.wake()
-        changed = self._follower.changed or self._keeper.behind
-        if changed and self._keeper.due and not self._follower.letters.pending:
-            self._keeper.keep(self._snapshot)
-            self._observe()
+        if (began := self._follower.take_began()) is not None:
+            self._keeper.keep_start(self._owner(self._generation), began)
+        self._keep()
 
     def health(self) -> dict[str, Any]:
         """What this shard knows of itself; see the keys. For the owner thread."""
@@ -148,10 +154,9 @@ class Shard:
             "log_connected": self._reader.connected,
             **follower.health(),
             "snapshot": {
-                "written": keeper.written,
-                "failed": keeper.failed,
-                "newest": keeper.newest.name if keeper.newest else "",
-                "taken_us": keeper.newest_taken_us,
+                **keeper.health(),
+                "restored_from": self._restored.source,
+                "refused": self._restored.refused,
             },
         }
 
@@ -170,25 +175,34 @@ class Shard:
             if request.method == "health":
                 self._observe()
                 return Reply(self.health(), {})
+            if request.method == "snapshot":
+                number = self._keeper.ask(full=bool(request.args.get("full")))
+                self._server.wake()
+                return Reply({"number": number}, {})
             return Permanent(f"a shard has no method {request.method!r}")
         except TrirankError as error:
             return error
 
-    def _restore(self) -> LogState:
-        """Fill the tables from the newest snapshot, else from the release; what is known of the log."""
+    def _keep(self) -> None:
+        """Begin a snapshot when one is due, copy a slice of one that is under way."""
+        keeper, follower = self._keeper, self._follower
+        wanted = follower.changed or keeper.behind or keeper.asked
+        # Positions must not become durable before the letters of the records they pass.
+        if wanted and keeper.due and not follower.letters.pending:
+            keeper.begin(*self._moment())
+            self._observe()
+        if keeper.advance(self._config.copy_budget_s):
+            self._server.wake()
+
+    def _restore(self) -> Restored:
+        """Tables filled from what reaches furthest, and where they stand in the log."""
         config = self._config
-        generation = self._empty()
-        owner = self._owner(generation)
-        snapshot = load_newest(config.snapshot_dir, owner)
-        if snapshot is not None and not fill_from_state(generation, snapshot.tables):
-            logger.warning("the snapshot is not used: it has more rows than table_headroom leaves room for")
-            snapshot, generation = None, self._empty()
-        if snapshot is None:
-            fill_from_release(generation, self._release, self._place)
-        self._generation = generation
-        logger.info("tables are filled", extra={"source": "snapshot" if snapshot else "release"})
         mine = partitions_of_shard(config.index, config.n_partitions, config.n_shards)
-        return snapshot.log if snapshot else LogState.from_the_beginning(mine)
+        restored = restore(config.snapshot_root, self._owner(self._empty()), mine, self._release, self._empty)
+        if restored.goes_on is not None:
+            self._keeper.go_on_from(restored.goes_on, restored.generation.tables)
+        logger.info("tables are filled", extra={"source": restored.source})
+        return restored
 
     def _empty(self) -> Generation:
         config = self._config
@@ -209,11 +223,10 @@ class Shard:
             dims={name: table.dim for name, table in generation.tables.items()},
         )
 
-    def _snapshot(self) -> Snapshot:
+    def _moment(self) -> tuple[Owner, LogState, Mapping[str, EmbeddingTable]]:
+        """What a snapshot of this moment holds."""
         self._follower.changed = False
-        return Snapshot(
-            self._owner(self._generation), self._clock.now_us(), self._follower.log_state(), self._generation.state()
-        )
+        return self._owner(self._generation), self._follower.log_state(), self._generation.tables
 
     def _wire_server(self) -> WireServer:
         generation = self._generation

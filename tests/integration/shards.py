@@ -23,6 +23,7 @@ from infra.wire.client import WireClient
 from infra.wire.connection import Peer
 from param_server.client import FetchResult, ParameterClient, TopkQuery
 from param_server.contract import Op
+from param_server.keeper import Keeping
 from param_server.publish import Publisher
 from param_server.shard import Shard, ShardConfig
 from param_server.specs import table_specs
@@ -82,11 +83,11 @@ def shard_config(folder: Path, bootstrap: str, topics: Topics, index: int = 0, n
         n_partitions=N_PARTITIONS,
         name=f"shard-{index}",
         bind=f"ipc://{folder}/{index}.sock",
-        snapshot_dir=folder / f"snapshots-{index}",
+        snapshot_root=folder / "snapshots",
         bootstrap=bootstrap,
         topic=topics.embeddings,
         deadletter_topic=topics.deadletter,
-        snapshot_interval_s=3600.0,
+        snapshots=Keeping(interval_s=3600.0),
         table_min_capacity_rows=1,
         table_headroom=4.0,
     )
@@ -199,7 +200,7 @@ def publishing(bootstrap: str, topics: Topics) -> Iterator[Publisher]:
 
 def often(config: ShardConfig) -> ShardConfig:
     """The same shard with a snapshot as often as it can write one."""
-    return replace(config, snapshot_interval_s=0.05)
+    return replace(config, snapshots=Keeping(interval_s=0.05, deltas=3))
 
 
 def publish(

@@ -114,7 +114,7 @@ def test_adds_count_exactly_once_through_kills_and_snapshots(
         eventually(lambda: sum(caller.health()["lag"].values()) == 0 and caller.health()["log_connected"])
         rows = eventually(lambda: settled(caller.fetch(("item", keys)), total))
     assert rows == [[key + total] * DIM for key in keys]
-    assert any((tmp_path / "snapshots-0").iterdir())
+    assert any((tmp_path / "snapshots" / "of-1" / "shard-0").iterdir())
 
 
 def settled(got: FetchResult, total: int) -> list[list[float]]:
