@@ -1,8 +1,8 @@
 """The embedding tables while they are being trained, and as the release ships them.
 
 Refuses nothing. Invariant: only what occurs in the training period gets a row; everything else is the table's default
-row, in evaluation as in serving: for items the mean of all rows, for the others zeros. Buckets that no training user
-fell into get the mean bucket row, since somebody new may well fall into them.
+row, in evaluation as in serving: for items and buckets the mean of all rows, for the others zeros. Buckets that no
+training user fell into get the mean bucket row, since somebody new may well fall into them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ BOOL = NDArray[np.bool_]
 
 _TOKEN_SPREAD = 0.1
 _USER_SPREAD = 0.01
-# Beyond this many rows a dense gradient costs more than the step it is for.
+# Beyond this many rows a dense gradient costs more than the step it is for. More than `samples.RECALL_SAMPLE`: the
+# exact recall loss touches every item.
 SPARSE_FROM_ROWS = 100_000
 
 

@@ -114,7 +114,7 @@ def fit(
         for number in range(passes):
             rankers.train()
             totals = torch.zeros(3)
-            for step, parts in enumerate(_ahead(samples.one_pass())):
+            for step, parts in enumerate(_grouped(samples.one_pass())):
                 done = (number + step / steps) / passes
                 _set_rate(optimizers, recipe.learning_rate * one_cycle(done, recipe.warm_up_share))
                 totals += _step(rankers, recipe, optimizers, threads, parts)
@@ -135,7 +135,7 @@ def steps_per_pass(samples: Samples) -> int:
     return samples.n_batches // PARTS
 
 
-def _ahead(batches: Iterator[Batch]) -> Iterator[tuple[Batch, ...]]:
+def _grouped(batches: Iterator[Batch]) -> Iterator[tuple[Batch, ...]]:
     """`PARTS` batches at a time."""
     return zip(*[batches] * PARTS, strict=False)
 

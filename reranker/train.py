@@ -67,6 +67,8 @@ def train_release(
     """
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
+    if epochs is not None and epochs < 1:
+        raise InvalidInput("epochs", f"{epochs} passes train nothing; give 1 or more")
     console, clock = console or Console(stderr=True, soft_wrap=True), clock or SystemClock()
     begun_s, begun_cpu_s = clock.monotonic_s(), time.process_time()
     dataset = load_dataset(data, cache)

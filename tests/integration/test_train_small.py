@@ -111,6 +111,20 @@ def test_too_little_data_is_refused_and_nothing_is_written(tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+def test_features_that_serve_other_scores_than_were_trained_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feature_service.recorded.pool_categories", lambda rows, weights: 2 * (weights @ rows))
+    with pytest.raises(ReleaseRefused, match="served features give logits that differ by"):
+        _train(folder, tmp_path / "out", epochs=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_pass_at_all_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="epochs: 0 passes"):
+        _train(folder, tmp_path / "out", epochs=0)
+
+
 def test_other_event_names_become_part_of_the_schema(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "watched", small_dataset(n_events=300))
     log = folder / "interactions.csv"
