@@ -18,17 +18,20 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="su
 # A supervisor that starts a child in a session of its own, which starts a grandchild, and says their pids.
 SUPERVISOR = """
 import os, subprocess, sys, time
-code = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '600'], start_new_session=True); print(p.pid, flush=True); time.sleep(600)"
+code = (
+    "import subprocess, time; p = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+    "print(p.pid, flush=True); time.sleep(600)"
+)
 child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True, text=True)
 open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid} {child.stdout.readline().strip()}\\n")
 time.sleep(600)
 """
+GUARD = "import sys; from infra.lifecycle import guard; sys.exit(guard([sys.executable, '-c', *sys.argv[1:]]))"
 
 
 def _start(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     pids = tmp_path / "pids"
-    code = f"import sys; from infra.lifecycle import guard; sys.exit(guard([sys.executable, '-c', {SUPERVISOR!r}, {str(pids)!r}]))"
-    guard = subprocess.Popen([sys.executable, "-c", code])
+    guard = subprocess.Popen([sys.executable, "-c", GUARD, SUPERVISOR, str(pids)])
     text = eventually(lambda: pids.exists() and pids.read_text().endswith("\n") and pids.read_text())
     return guard, [int(pid) for pid in str(text).split()]
 
