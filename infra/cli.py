@@ -1,4 +1,4 @@
-"""The command line: `trirank up|down|status|train|release|updates`.
+"""The command line: `trirank up|down|status|train|release|updates|snapshot`.
 
 Thin: each command reads settings, calls one function of the tier that does the work and prints. Errors are one
 sentence on stderr that says what to do, and exit status 2 (wrong input or settings) or 1 (it failed).
@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from infra.commands import release, stack, train, updates
+from infra.commands import release, snapshot, stack, train, updates
 from infra.errors import ConfigurationError, InvalidInput, ReleaseRefused, TrirankError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("status")(stack.status)
 app.command("train")(train.train)
 app.add_typer(release.app, name="release")
 app.add_typer(updates.app, name="updates")
+app.add_typer(snapshot.app, name="snapshot")
 app.command("supervise", hidden=True)(stack.supervise)
 
 

@@ -1,7 +1,8 @@
 """Snapshots that belong together: a full one, or a start, and the deltas that go on from each other without a gap.
 
-Reads the folder of one shard. Invariant: a chain that is given out is whole: every base is the snapshot before, every
-range of the log begins where the one before ended, every checksum holds. What is wrong is told, and an older chain used.
+Reads the folder of one shard. Invariant: a chain that is given out is whole: every base is the snapshot before,
+every range of the log begins where the one before ended, every checksum holds. What is wrong is told, and an older
+chain used.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ def check_contiguous(base: Stored, delta: Stored) -> None:
         begin = begins.positions[partition]
         if (begin.log_epoch, begin.offset) > (end.log_epoch, end.offset):
             raise SnapshotRefused(
-                f"a gap: partition {partition} ends at {end.offset} in {base.folder.name}, this begins at {begin.offset}"
+                f"a gap: partition {partition} ends at {end.offset} in {base.folder.name}, "
+                f"this begins at {begin.offset}"
             )
         if (begin.log_epoch, begin.offset) < (end.log_epoch, end.offset):
             raise SnapshotRefused(

@@ -30,7 +30,7 @@ _SLICE_ROWS = 4096
 class Keeping:
     """`interval_s` lies between the starts of two snapshots; `deltas` between two full ones; `full` ones are kept."""
 
-    interval_s: float
+    interval_s: float = 30.0
     full: int = 2
     deltas: int = 8
 

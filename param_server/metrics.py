@@ -58,7 +58,7 @@ WATERMARK = gauge(
 )
 STALENESS = gauge(
     "param_server_staleness_seconds",
-    "How long updates have been waiting: 0 while all of the log is applied. When it grows, look at the lag and at Kafka.",
+    "How long updates have been waiting; 0 while all of the log is applied. When it grows, look at lag and Kafka.",
     ["shard"],
 )
 TABLE_ROWS = gauge(
@@ -85,7 +85,7 @@ CLIENT_MISSING = counter(
 )
 TIER_ROWS = counter(
     "param_server_tier_lookup_rows_total",
-    "Rows asked for, by the tier that answered. When 'missing' grows, more is asked for than fits: raise tier_hot_bytes.",
+    "Rows asked for, by the tier that answered. When 'missing' grows, more is wanted than fits: raise tier_hot_bytes.",
     ["tier"],
 )
 TIER_MOVES = counter(

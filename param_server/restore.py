@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which partitions come from which chain; `from_release` come from none. `refused` says what is not used, and why."""
+    """Which partitions come from which chain; `from_release` come from none. `refused`: what is not used, and why."""
 
     chains: tuple[tuple[Chain, Part], ...]
     from_release: Part

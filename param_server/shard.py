@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class ShardConfig:
     bootstrap: str
     topic: str
     deadletter_topic: str
-    snapshots: Keeping = Keeping(interval_s=30.0)
+    snapshots: Keeping = field(default_factory=Keeping)
     table_headroom: float = 2.0
     table_min_capacity_rows: int = 65536
     apply_budget_s: float = 0.002

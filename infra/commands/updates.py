@@ -54,7 +54,7 @@ def publish(
     from param_server.publish import Publisher
 
     settings = load_settings(home=home)
-    state = _running(settings)
+    state = running(settings)
     release = read_release(Path(state.release), verify_files=False)
     entry = _entry(release, table)
     rows = read_rows(file, table, entry.dim, with_rows=op is not Operation.DELETE)
@@ -87,7 +87,8 @@ def publish(
         print(f"visible after {(time.monotonic() - started_s) * 1e3:.1f} ms")
 
 
-def _running(settings: Settings) -> StackState:
+def running(settings: Settings) -> StackState:
+    """The running stack of this home folder. Raises ConfigurationError."""
     state = read_state(settings)
     if state is None:
         raise ConfigurationError(f"home: no stack is running in {settings.home}; `trirank up` starts one")

@@ -1,4 +1,4 @@
-"""Producers of a mixed stream: assigns, adds and deletes of shared keys, several threads, each record known by its time."""
+"""Producers of a mixed stream: assigns, adds and deletes of shared keys by several threads, known by their times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _times_us = itertools.count(1)
 
 
 class Writer:
-    """One thread with its own producer. `keys` take all operations in log order, `versioned` keep the newest version."""
+    """One thread with its own producer. `keys` take all operations in log order, `versioned` only the newest."""
 
     def __init__(self, ledger: Ledger, table_id: int, generation: int, dim: int, keys: Sequence[int],
                  versioned: Sequence[int], seed: int) -> None:  # fmt: skip

@@ -145,13 +145,13 @@ class Caller:
         self.generation = release.manifest.generation
         self.wire = WireClient(role="shard")
         self.client = ParameterClient(self.wire, len(addresses), N_PARTITIONS, table_specs(release))
-        self._run(self._connect(addresses))
+        self.run(self._connect(addresses))
 
     def fetch(
         self, *lookups: tuple[str, Sequence[int]], topk: TopkQuery | None = None, generation: int | None = None,
         timeout_s: float = 10.0,
     ) -> FetchResult:  # fmt: skip
-        return self._run(
+        return self.run(
             self.client.fetch(
                 generation=self.generation if generation is None else generation,
                 lookups=[(table, np.array(keys, np.int64)) for table, keys in lookups],
@@ -165,17 +165,18 @@ class Caller:
 
     def health(self, index: int = 0) -> dict[str, Any]:
         name = next(p.name for p in self.wire.peers() if p.meta["shard"] == index)
-        return self._run(self.wire.call("health", deadline=Deadline.after(10.0), peer=name)).args
+        return self.run(self.wire.call("health", deadline=Deadline.after(10.0), peer=name)).args
 
     def close(self) -> None:
-        self._run(self.wire.close())
+        self.run(self.wire.close())
         self._runner.close()
 
     async def _connect(self, addresses: Sequence[str]) -> None:
         self.wire.set_peers([Peer(f"shard-{i}", a, meta={"shard": i}) for i, a in enumerate(addresses)])
         await self.wire.wait_live(len(addresses), deadline=Deadline.after(10.0))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in its loop."""
         return self._runner.run(work)
 
 
