@@ -39,7 +39,9 @@ class Traffic:
         while not self._done.is_set():
             turn += 1
             try:
-                answer = self._stack.post("/v1/recommend", {"user_id": str(turn % 900 + 1), "k": 20, "deadline_ms": 3000})
+                answer = self._stack.post(
+                    "/v1/recommend", {"user_id": str(turn % 900 + 1), "k": 20, "deadline_ms": 3000}
+                )
             except OSError as error:
                 self.statuses[type(error).__name__] += 1
                 continue
