@@ -30,7 +30,7 @@ from tests.bench.peers.redis_rows import history_key, read_history
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
-# Measured on 2 cores: 16 beats 8 and 32; by-value gRPC handles are twice as fast as by-reference ones; a second ingress
+# Tried on 2 cores: by-value gRPC handles are twice as fast as by-reference ones; batches of 8 or 32, a second ingress
 # replica, models in a thread pool, or Embeddings calling the models itself gain nothing.
 MAX_BATCH = 16
 MAX_ONGOING = 256
