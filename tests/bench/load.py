@@ -192,7 +192,7 @@ async def _client(url: str, requests: Sequence[bytes], first: int, tally: Tally)
         lost: asyncio.Future[None] = loop.create_future()
         connection = Connection(requests, first, tally, lost)
         try:
-            await loop.create_connection(lambda c=connection: c, address.hostname, address.port)  # type: ignore[misc]
+            await loop.create_connection(lambda c=connection: c, address.hostname or "", address.port or 80)  # type: ignore[misc]
             await lost
         except OSError:
             pass

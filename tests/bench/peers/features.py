@@ -66,7 +66,8 @@ class PeerFeatures:
         """Vector f32[user_dim] for a user the release does not know."""
         if user_id is None:
             return self._no_bucket
-        return self._buckets[bucket_of(user_id, self.schema.n_user_buckets)]
+        bucket: F32 = self._buckets[bucket_of(user_id, self.schema.n_user_buckets)]
+        return bucket
 
     def histories(self) -> dict[str, tuple[I64, I64]]:
         """(item keys, ts_us), oldest first, of the newest `max_history` events of every user."""
@@ -101,7 +102,8 @@ class PeerFeatures:
         if not user.attributes:
             return np.zeros(self.schema.user_dim, np.float32)
         keys = np.array([key_of(ATTRIBUTE, f"{name}={value}") for name, value in user.attributes.items()], np.int64)
-        return rows_of(table, keys).mean(axis=0, dtype=np.float32)
+        mean: F32 = rows_of(table, keys).mean(axis=0, dtype=np.float32)
+        return mean
 
     def _load_items(self) -> Items:
         table, categories = self.release.table("item"), self.release.table("category")
