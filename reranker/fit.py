@@ -36,7 +36,7 @@ class Recipe:
     """Numbers of the fit; chosen on the validation stretch of MovieLens-100K. `batch_size` is that of one part."""
 
     batch_size: int = 128
-    learning_rate: float = 4e-3
+    learning_rate: float = 6e-3
     warm_up_share: float = 0.15
     weight_decay: float = 0.1
     negatives_per_kind: int = 2
