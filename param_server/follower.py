@@ -11,15 +11,16 @@ from typing import Any
 
 from infra.clock import Clock
 from param_server import metrics
-from param_server.contract import UpdateBatch
 from param_server.deadletter import DeadLetters
 from param_server.feed import Feed, Gap, LogChange
 from param_server.snapshot import LogState, Position
 from param_server.table import EmbeddingTable
-from param_server.updates import Outcome, StreamRecord, apply_record
+from param_server.updates import Outcome, StreamRecord, apply_records
 
 logger = logging.getLogger(__name__)
 
+# Of 64 numbers each: about two milliseconds. What is larger came as one record and is seen as one.
+_MOST_ROWS_TOGETHER = 8192
 _APPLIED = metrics.UPDATE_ROWS.labels("applied")
 _STALE = metrics.UPDATE_ROWS.labels("stale")
 _REFUSED = metrics.UPDATE_ROWS.labels("refused")
@@ -50,6 +51,8 @@ class Follower:
         self._losses = log.losses
         self._truncations = log.truncations
         self._highwater: Mapping[int, int] = {}
+        self._caught_up_us = clock.now_us()
+        self._behind = True
         self._began: LogState | None = None
         self._counts = {"records": 0, "repeated": 0, "applied": 0, "stale": 0, "refused": 0, "dead_letters": 0}
         self.changed = False
@@ -62,7 +65,7 @@ class Follower:
         if self._feed.empty or self.letters.full:
             return False
         start_s = self._clock.monotonic_s()
-        while not self.letters.full and (item := self._feed.take()) is not None:
+        while not self.letters.full and (item := self._feed.take_run(_MOST_ROWS_TOGETHER)) is not None:
             if isinstance(item, LogChange):
                 self._follow(item)
             else:
@@ -74,11 +77,19 @@ class Follower:
         metrics.APPLY_SECONDS.observe(self._clock.monotonic_s() - start_s)
         return not self._feed.empty
 
-    def set_highwater(self, highwater: Mapping[int, int]) -> None:
-        """Take in how far the log reaches."""
+    def set_highwater(self, highwater: Mapping[int, int], *, connected: bool = True) -> None:
+        """Take in how far the log reaches, and whether that is still being heard."""
         if highwater is not self._highwater:
             self._highwater = highwater
             self.watermark_us = self._watermark_us()
+        self._behind = not connected or not highwater or any(self.lag().values())
+        if not self._behind:
+            self._caught_up_us = self._clock.now_us()
+
+    @property
+    def staleness_s(self) -> float:
+        """Seconds since everything the log held was applied; 0 while it is."""
+        return (self._clock.now_us() - self._caught_up_us) / 1e6 if self._behind else 0.0
 
     def take_began(self) -> LogState | None:
         """Where in the log this shard began, once, if it had no position before."""
@@ -100,6 +111,7 @@ class Follower:
             "positions": {p: at.offset for p, at in self._progress.items()},
             "lag": self.lag(),
             "watermark_us": self.watermark_us,
+            "staleness_s": self.staleness_s,
             "applied_us": self.applied_us,
             "log_identity": self._identity,
             "log_epoch": max((at.log_epoch for at in self._progress.values()), default=0),
@@ -107,21 +119,21 @@ class Follower:
             "log_truncations": self._truncations,
             "complete": self._losses == 0 and self._truncations == 0,
             "dead_letters_pending": self.letters.pending,
+            "dead_letters_skipped": self.letters.skipped,
             "counters": dict(self._counts),
         }
 
-    def _apply(self, record: StreamRecord) -> None:
-        progress = self._progress[record.partition]
-        outcome = apply_record(record, self._generations, progress, self._n_partitions)
-        self._count(outcome)
+    def _apply(self, records: list[StreamRecord]) -> None:
+        outcome = apply_records(records, self._generations, self._progress, self._n_partitions)
+        self._count(len(records), outcome)
         for letter in outcome.letters:
             self.letters.put(letter)
         self.applied_us = self._clock.now_us()
-        if outcome.applied and isinstance(record.content, UpdateBatch):
-            metrics.UPDATE_AGE_SECONDS.observe(max(0, self.applied_us - record.content.event_time_us) / 1e6)
+        if outcome.applied:
+            metrics.UPDATE_AGE_SECONDS.observe(max(0, self.applied_us - outcome.oldest_us) / 1e6)
 
-    def _count(self, outcome: Outcome) -> None:
-        self._counts["records"] += 1
+    def _count(self, records: int, outcome: Outcome) -> None:
+        self._counts["records"] += records
         self._counts["repeated"] += outcome.repeated
         self._counts["applied"] += outcome.applied
         self._counts["stale"] += outcome.stale

@@ -36,6 +36,8 @@ from param_server.table.cpu import warm
 
 logger = logging.getLogger(__name__)
 
+_OBSERVE_EVERY_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
@@ -55,7 +57,7 @@ class ShardConfig:
     table_min_capacity_rows: int = 65536
     apply_budget_s: float = 0.002
     copy_budget_s: float = 0.001
-    feed_rows: int = 262_144
+    feed_bytes: int = 128 * 1024 * 1024
     max_batch: int = 64
     max_queue: int = 1024
 
@@ -68,10 +70,11 @@ class Shard:
         self._release = release
         self._clock: Clock = clock or SystemClock()
         self._place = Place(config.index, config.n_shards, config.n_partitions)
-        self._feed = Feed(config.feed_rows)
+        self._feed = Feed(config.feed_bytes)
         folder = folder_of(config.snapshot_root, config.n_shards, config.index)
         self._keeper = SnapshotKeeper(folder, config.snapshots, self._clock)
         self._producer = LogProducer(config.bootstrap)
+        self._observed_s = 0.0
         self._restored: Restored
         self._generation: Generation
         self._follower: Follower
@@ -90,7 +93,7 @@ class Shard:
         self._generation = self._restored.generation
         log = self._restored.log
         config = self._config
-        letters = DeadLetters(self._producer, config.deadletter_topic, config.topic)
+        letters = DeadLetters(self._producer, config.deadletter_topic, config.topic, self._clock)
         self._follower = Follower(
             self._feed, letters, {self._generation.number: self._generation.by_id}, log,
             n_partitions=config.n_partitions, created_us=self._generation.created_us, clock=self._clock,
@@ -131,12 +134,15 @@ class Shard:
 
     def between_batches(self) -> None:
         """Apply what the log brought, within the budget; begin a snapshot when one is due."""
-        self._follower.set_highwater(self._reader.highwater)
+        self._follower.set_highwater(self._reader.highwater, connected=self._reader.connected)
         if self._follower.step(self._config.apply_budget_s):
             self._server.wake()
         if (began := self._follower.take_began()) is not None:
             self._keeper.keep_start(self._owner(self._generation), began)
         self._keep()
+        if (now_s := self._clock.monotonic_s()) - self._observed_s >= _OBSERVE_EVERY_S:
+            self._observed_s = now_s
+            self._observe()
 
     def health(self) -> dict[str, Any]:
         """What this shard knows of itself; see the keys. For the owner thread."""
@@ -190,7 +196,6 @@ class Shard:
         # Positions must not become durable before the letters of the records they pass.
         if wanted and keeper.due and not follower.letters.pending:
             keeper.begin(*self._moment())
-            self._observe()
         if keeper.advance(self._config.copy_budget_s):
             self._server.wake()
 
@@ -250,5 +255,6 @@ class Shard:
         shard = str(self._config.index)
         metrics.LOG_LAG.labels(shard).set(sum(self._follower.lag().values()))
         metrics.WATERMARK.labels(shard).set(self._follower.watermark_us / 1e6)
+        metrics.STALENESS.labels(shard).set(self._follower.staleness_s)
         for name, table in self._generation.tables.items():
             metrics.TABLE_ROWS.labels(shard, name).set(table.size)

@@ -20,7 +20,10 @@ from param_server.updates import StreamRecord
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+# Enough that polling costs little, and few enough that the first does not wait long for the decoding of the last.
 _POLL_RECORDS = 64
+_POLL_SMALL_RECORDS = 1024
+_SMALL_BYTES = 8192
 _RETRY_S = 0.5
 
 
@@ -51,6 +54,7 @@ class StreamReader:
         self._gaps: list[Gap] = []
         self._told = ""
         self._connected = False
+        self._most = _POLL_RECORDS
 
     @property
     def highwater(self) -> Mapping[int, int]:
@@ -97,10 +101,13 @@ class StreamReader:
     def _step(self) -> None:
         try:
             for record in self._poll():
-                if not self._feed.put(_decoded(record)):
+                waiting = self._feed.put(_decoded(record))
+                if waiting == 0:
                     return
                 self._next[record.partition] = record.offset + 1
-                self._wake()
+                if waiting == 1:
+                    # Whoever has more to take looks again by itself.
+                    self._wake()
             self._connected = self._reader.connected()
             self._wake()
         except TrirankError as error:
@@ -115,7 +122,7 @@ class StreamReader:
         """Records, after every gap that lies before them was put into the feed."""
         while True:
             try:
-                records = self._reader.poll(0.0 if self._gaps else _POLL_S, _POLL_RECORDS)
+                records = self._reader.poll(0.0 if self._gaps else _POLL_S, self._most)
             except LogGap as gap:
                 logger.error("updates are gone from the log", extra={"reason": gap})
                 self._reader.seek(gap.partition, gap.resume_at)
@@ -124,6 +131,8 @@ class StreamReader:
             else:
                 break
         self._highwater = self._reader.highwater()
+        small = all(len(record.value or b"") < _SMALL_BYTES for record in records)
+        self._most = _POLL_SMALL_RECORDS if records and small else _POLL_RECORDS
         if self._gaps or self._reader.identity != self._told:
             self._told = self._reader.identity
             self._feed.put(LogChange(self._told, tuple(self._gaps)))

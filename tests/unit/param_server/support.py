@@ -54,6 +54,19 @@ def value_of(table: CpuTable, key: int) -> float | None:
     return float(rows[0, 0]) if found[0] else None
 
 
+class StillClock:
+    """Moves when told to."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+    def now_us(self) -> int:
+        return int(self.time_s * 1e6)
+
+
 class SlowLog:
     """Takes records and acknowledges them when the test says so."""
 

@@ -44,7 +44,8 @@ class FakeClock:
 def a_follower(
     log: LogState | None = None, clock: FakeClock | None = None
 ) -> tuple[Follower, Feed, CpuTable, DeadLetters]:
-    feed, table, letters = Feed(10_000), a_table(), DeadLetters(SlowLog(), "dead", "t")
+    clock = clock or FakeClock()
+    feed, table, letters = Feed(1 << 20), a_table(), DeadLetters(SlowLog(), "dead", "t", FakeClock())
     follower = Follower(
         feed,
         letters,
@@ -52,7 +53,7 @@ def a_follower(
         log or LogState.from_the_beginning(range(N_PARTITIONS)),
         n_partitions=N_PARTITIONS,
         created_us=CREATED_US,
-        clock=clock or FakeClock(),
+        clock=clock,
     )
     return follower, feed, table, letters
 
@@ -70,7 +71,8 @@ def test_a_step_applies_what_waits_and_says_whether_more_does() -> None:
 def test_a_step_ends_with_its_budget_but_always_gets_on() -> None:
     follower, feed, table, _ = a_follower(clock=FakeClock(step_s=0.001))
     for offset in range(10):
-        feed.put(a_record(a_batch([KEYS[0]], float(offset)), offset=offset))
+        # Ordered by their producer, so that each is applied by itself.
+        feed.put(a_record(a_batch([KEYS[0]], float(offset), base_version=offset + 1), offset=offset))
     assert follower.step(0.0)
     assert value_of(table, KEYS[0]) == 0.0
     assert follower.step(0.002)
@@ -171,3 +173,39 @@ def test_an_add_is_counted_once_when_the_log_is_read_again() -> None:
     follower.step(1.0)
     assert value_of(table, KEYS[0]) == 1.0
     assert follower.health()["counters"]["repeated"] == 1
+
+
+class Watch(FakeClock):
+    def now_us(self) -> int:
+        return int(self.time_s * 1e6)
+
+
+def test_staleness_grows_while_something_waits_or_nobody_is_heard_and_ends_when_all_is_applied() -> None:
+    clock = Watch()
+    follower, feed, _, _ = a_follower(clock=clock)
+    follower.set_highwater({0: 1, 1: 0})
+    clock.time_s = 3.0
+    assert follower.staleness_s == 3.0
+    feed.put(a_record(a_batch([KEYS[0]]), offset=0))
+    follower.step(1.0)
+    follower.set_highwater({0: 1, 1: 0})
+    assert follower.staleness_s == 0.0
+    follower.set_highwater({0: 1, 1: 0}, connected=False)
+    clock.time_s = 5.0
+    assert follower.staleness_s == 2.0
+    assert follower.health()["staleness_s"] == 2.0
+
+
+def test_where_a_shard_began_is_told_once_and_only_when_it_had_no_position() -> None:
+    follower, feed, _, _ = a_follower()
+    feed.put(LogChange("log", (Gap(0, 0, 50, lost=False),)))
+    feed.put(a_record(a_batch([KEYS[0]]), offset=50))
+    follower.step(1.0)
+    began = follower.take_began()
+    assert began is not None
+    assert (began.identity, began.positions[0].offset) == ("log", 50)
+    assert follower.take_began() is None
+    again, feed, _, _ = a_follower(LogState("log", {0: Position(5, 0, 1), 1: Position(0, 0, 0)}, 0, 0))
+    feed.put(LogChange("log"))
+    again.step(1.0)
+    assert again.take_began() is None

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from param_server.contract import BadRecord, Op, Reason, UpdateBatch, decode_batch
-from param_server.updates import Outcome, Progress, StreamRecord, apply_record, row_versions
+from param_server.feed import Feed
+from param_server.updates import Outcome, Progress, StreamRecord, apply_records, row_versions
 from tests.unit.param_server.support import (
     GENERATION,
     ITEM,
@@ -23,7 +24,7 @@ KEY, OTHER = keys_in(0, 2)
 
 
 def applied(record: StreamRecord, table: object, progress: Progress) -> Outcome:
-    return apply_record(record, {GENERATION: {ITEM: table}}, progress, N_PARTITIONS)  # type: ignore[dict-item]
+    return apply_records([record], {GENERATION: {ITEM: table}}, {record.partition: progress}, N_PARTITIONS)  # type: ignore[dict-item]
 
 
 def test_rows_and_position_move_together() -> None:
@@ -128,3 +129,70 @@ def test_a_sum_that_overflows_becomes_a_letter() -> None:
     applied(a_record(a_batch([KEY], 3e38), offset=0), table, progress)
     outcome = applied(a_record(a_batch([KEY], 3e38, op=Op.ADD), offset=1), table, progress)
     assert [letter.reason for letter in outcome.letters] == ["overflow"]
+
+
+ops = st.sampled_from(Op)
+records = st.lists(
+    st.tuples(ops, st.integers(0, 1), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.booleans()), max_size=14
+)
+
+
+@given(records)
+def test_neighbours_applied_together_leave_what_they_leave_one_by_one(
+    stream: list[tuple[Op, int, list[int], bool]],
+) -> None:
+    offsets = [0, 0]
+    feed = Feed(1 << 20)
+    alone, together = a_table(capacity_rows=5), a_table(capacity_rows=5)
+    progress_alone = {0: Progress(), 1: Progress()}
+    progress_together = {0: Progress(), 1: Progress()}
+    generations_alone, generations_together = {GENERATION: {ITEM: alone}}, {GENERATION: {ITEM: together}}
+    refused = [0, 0]
+    letters: list[list[tuple[str, int, bytes]]] = [[], []]
+    for value, (op, partition, picks, again) in enumerate(stream):
+        keys = [keys_in(partition, 4)[pick] for pick in picks]
+        record = a_record(a_batch(keys, float(value + 1), op=op), offset=offsets[partition], partition=partition)
+        offsets[partition] += 1
+        for _ in range(1 + again):
+            feed.put(record)
+            done = apply_records([record], generations_alone, progress_alone, N_PARTITIONS)
+            refused[0] += done.refused
+            letters[0] += [(letter.reason, letter.offset, letter.value) for letter in done.letters]
+    while (run := feed.take_run(9)) is not None:
+        assert isinstance(run, list)
+        done = apply_records(run, generations_together, progress_together, N_PARTITIONS)
+        refused[1] += done.refused
+        letters[1] += [(letter.reason, letter.offset, letter.value) for letter in done.letters]
+    assert progress_alone == progress_together
+    if not refused[0]:
+        for key in keys_in(0, 4) + keys_in(1, 4):
+            assert value_of(alone, key) == value_of(together, key)
+        assert sorted(alone.export().versions.tolist()) == sorted(together.export().versions.tolist())
+    assert bool(refused[0]) == bool(refused[1])
+
+
+def test_a_bad_record_in_a_run_becomes_its_own_letter_and_the_others_count() -> None:
+    table, progress = a_table(), Progress()
+    run = [a_record(a_batch([KEY], 1.0), offset=0), a_record(a_batch(keys_in(1), 2.0), offset=1),
+           a_record(a_batch([OTHER], 3.0), offset=2)]  # fmt: skip
+    outcome = apply_records(run, {GENERATION: {ITEM: table}}, {0: progress}, N_PARTITIONS)
+    assert (outcome.applied, outcome.refused, progress.offset) == (2, 1, 3)
+    assert [(letter.reason, letter.offset) for letter in outcome.letters] == [("misrouted", 1)]
+
+
+def test_rows_without_room_go_back_to_the_records_they_came_in() -> None:
+    keys = keys_in(0, 6)
+    table, progress = a_table(capacity_rows=3), Progress()
+    run = [a_record(a_batch(keys[:2], 1.0, op=Op.ADD), offset=0), a_record(a_batch(keys[2:], 2.0, op=Op.ADD), offset=1)]
+    outcome = apply_records(run, {GENERATION: {ITEM: table}}, {0: progress}, N_PARTITIONS)
+    (letter,) = outcome.letters
+    assert (outcome.applied, letter.offset, letter.detail) == (3, 1, "3 of 4 rows")
+    assert decode_batch(letter.value).keys.tolist() == keys[3:]
+
+
+@pytest.mark.parametrize("other", [{"versions": [1]}, {"base_version": 5}, {"generation": 8}, {"op": Op.ADD}])
+def test_only_records_of_one_kind_that_the_log_orders_are_applied_together(other: dict[str, object]) -> None:
+    plain = a_record(a_batch([KEY]), offset=0)
+    assert a_record(a_batch([OTHER]), offset=1).joins(plain)
+    assert not a_record(a_batch([OTHER], **other), offset=1).joins(plain)  # type: ignore[arg-type]
+    assert not StreamRecord(0, 1, b"", BadRecord("crc", "")).joins(plain)
