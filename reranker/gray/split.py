@@ -30,7 +30,8 @@ _hash = xxhash.xxh3_64_intdigest
 class SplitPlan:
     """What the gateways know of the gray release. Without `candidate`, `stable` serves everybody.
 
-    `overrides` names users and the arm they have; `version` grows with every change of this stack's split.
+    `overrides` names users and the arm they have; `version` grows with every change of this stack's split; `epoch` is
+    the version with which this gray release began, 0 without one.
     """
 
     stable: str
@@ -42,6 +43,7 @@ class SplitPlan:
     unit: str = "user_id"
     idle_reason: IdleReason = "no_gray_release"
     version: int = 0
+    epoch: int = 0
 
     @property
     def compared_ppm(self) -> int:

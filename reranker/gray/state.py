@@ -36,7 +36,8 @@ class TransitionRefused(Permanent):
 
 
 class GrayRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """A gray release now. `version` grows with every change (it is the ETag); `since_us` is when the step began."""
+    """A gray release now. `version` grows with every change (it is the ETag); `since_us` is when the step began;
+    `epoch` is the version of the split with which it was started."""
 
     plan: Plan
     state: State = "draft"
@@ -46,6 +47,7 @@ class GrayRelease(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int = 0
     changed_us: int = 0
     reason: str = ""
+    epoch: int = 0
 
     @property
     def at_last_step(self) -> bool:
@@ -108,6 +110,7 @@ def split_of(release: GrayRelease, version: int) -> SplitPlan:
             overrides=overrides_of(plan),
             unit=plan.unit,
             version=version,
+            epoch=release.epoch or version,
         )
     serves = plan.candidate if release.state == "promoted" else plan.stable
     reasons: dict[State, IdleReason] = {"promoted": "promoted", "aborted": "aborted"}

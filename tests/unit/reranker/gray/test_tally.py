@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from reranker.gray.attribution import Attribution
+from reranker.gray.split import Assignment
+from reranker.gray.tally import MAX_EVENT_NAMES, Outcome, Sample, Tally
+
+CANDIDATE = Assignment("b", "candidate", 5, "split", True)
+BASELINE = Assignment("a", "stable", 900_000, "split", True)
+FINE = Outcome(
+    took_ms=3.0, failed=False, late=False, degraded=False, candidates=500, missing_rows=2, cold=True, shown=20
+)
+SHOWN = Attribution(7, 1, "candidate", True, 0, b"")
+
+
+def tally() -> Tally:
+    found = Tally()
+    found.begin(7)
+    return found
+
+
+def test_replies_are_counted_by_sample() -> None:
+    counts = tally()
+    counts.answered(CANDIDATE, 7, FINE)
+    counts.answered(CANDIDATE, 7, replace(FINE, degraded=True, late=True, failed=True, cold=False))
+    counts.answered(BASELINE, 7, FINE)
+
+    found = counts.figures()
+    mine = found[Sample("candidate", True)]
+    assert (mine.requests, mine.degraded, mine.deadline_misses, mine.errors, mine.cold) == (2, 1, 1, 1, 1)
+    assert (mine.candidates, mine.missing_rows, mine.impressions, sum(mine.latency.values())) == (1000, 4, 40, 2)
+    assert found[Sample("stable", True)].requests == 1
+
+
+def test_requests_whose_arm_was_forced_are_in_no_sample() -> None:
+    counts = tally()
+    counts.answered(Assignment("b", "candidate", 5, "override"), 7, FINE)
+
+    assert counts.figures() == {}
+
+
+def test_events_count_for_what_showed_the_item() -> None:
+    counts = tally()
+
+    assert counts.happened(SHOWN, "click")
+    assert counts.happened(replace(SHOWN, arm="stable"), "click")
+    assert counts.figures()[Sample("candidate", True)].events == {"click": 1}
+    assert counts.figures()[Sample("stable", True)].events == {"click": 1}
+
+
+def test_nothing_of_another_gray_release_is_counted() -> None:
+    counts = tally()
+    counts.answered(CANDIDATE, 6, FINE)
+
+    assert not counts.happened(replace(SHOWN, epoch=6), "click")
+    assert not counts.happened(replace(SHOWN, epoch=0), "click")
+    assert counts.figures() == {}
+    counts.answered(CANDIDATE, 7, FINE)
+    counts.begin(8)
+    assert counts.figures() == {}
+    assert counts.new_buckets() == {"stable": [], "candidate": []}
+
+
+def test_without_a_gray_release_nothing_is_counted() -> None:
+    counts = Tally()
+    counts.answered(CANDIDATE, 0, FINE)
+
+    assert counts.figures() == {}
+
+
+def test_the_names_of_events_are_bounded() -> None:
+    counts = tally()
+    for i in range(MAX_EVENT_NAMES + 10):
+        counts.happened(SHOWN, f"e{i}")
+
+    assert len(counts.figures()[Sample("candidate", True)].events) == MAX_EVENT_NAMES
+
+
+def test_each_unit_is_told_once_and_again_until_it_is_known() -> None:
+    counts = tally()
+    for assigned in (CANDIDATE, CANDIDATE, BASELINE):
+        counts.answered(assigned, 7, FINE)
+    told = counts.new_buckets()
+    assert told == {"stable": [900_000], "candidate": [5]}
+    assert counts.new_buckets() == told
+
+    counts.answered(CANDIDATE._replace(bucket_ppm=6), 7, FINE)
+    counts.told(7, told)
+
+    assert counts.new_buckets() == {"stable": [], "candidate": [6]}
