@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -66,6 +68,7 @@ class BadEvent(Permanent):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(FeedbackEvent).decode
+_split = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def encode_event(event: FeedbackEvent) -> bytes:
@@ -81,6 +84,16 @@ def decode_event(value: bytes) -> FeedbackEvent:
         raise BadEvent("invalid", str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadEvent("not_json", str(error)) from error
+
+
+def events_in(record: Record) -> list[Record]:
+    """A record with an array of events as one record per event, each with its own JSON; any other record as it is."""
+    if not record.value.startswith(b"["):
+        return [record]
+    try:
+        return [replace(record, value=bytes(value)) for value in _split(record.value)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return [record]
 
 
 class LogReader(Protocol):
@@ -230,7 +243,7 @@ class FeedbackLoop:
         events: list[HistoryEvent] = []
         counts: Counter[str] = Counter()
         letters: list[tuple[Record, BadEvent]] = []
-        for record in records:
+        for record in chain.from_iterable(map(events_in, records)):
             try:
                 event = self._known(decode_event(record.value))
             except BadEvent as error:

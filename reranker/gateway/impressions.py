@@ -1,25 +1,30 @@
-"""What was shown, to the feedback topic, after the reply has been sent: one record per reply.
+"""What was shown, to the feedback topic, after the reply has been sent: many replies in one record.
 
-Costs a request nothing: `offer` is one append to the producer's bounded queue. Refuses when that is full; what is
-dropped is counted. Impressions are counts, not history: losing some takes nothing away from a user.
+A record is a JSON array of impressions. A request costs one append; a record leaves every `COLLECT_S` while there is
+traffic, sooner when much was shown. Refuses when the producer's queue is full; what is dropped is counted.
+Impressions are counts, not history: losing some takes nothing away from a user.
 """
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
+from functools import partial
 
 import msgspec
-import numpy as np
 
 from feature_service.events import IMPRESSION
-from feature_service.hashing import USER, key_of
 from infra.clock import Clock
 from infra.errors import TrirankError
-from param_server.routing import partition_of
 from reranker.gateway.feedback import Producer
 from reranker.gateway.metrics import IMPRESSIONS
 from reranker.gateway.query import Query
 from reranker.gateway.schemas import RecommendReply
+
+# A record costs the gateway, the broker and the reader about as much as answering a request does.
+COLLECT_S = 0.2
+# Far below what one record may hold.
+COLLECT_BYTES = 256 * 1024
 
 
 class Impression(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,36 +50,60 @@ _DROPPED = IMPRESSIONS.labels("dropped")
 
 
 class Impressions:
-    """Sends impressions without ever waiting for the log."""
+    """Collects impressions and sends them without ever waiting for the log. For one event loop."""
 
     def __init__(self, producer: Producer, topic: str, n_partitions: int, clock: Clock) -> None:
         self._producer = producer
         self._topic = topic
         self._n_partitions = n_partitions
         self._clock = clock
+        self._collected: list[bytes] = []
+        self._bytes = 0
+        self._sent = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def offer(self, query: Query, reply: RecommendReply) -> None:
         """Note that a reply was sent. Never blocks, raises nothing of the log's."""
         if not reply.items:
             return
         shown = [item.item_id for item in reply.items]
-        unit = query.unit
-        record = Impression(
-            user_id=unit,
-            item_id=shown[0],
-            event=IMPRESSION,
-            ts_us=self._clock.now_us(),
-            recommendation_id=reply.recommendation_id,
-            items=shown,
-            release=reply.release.id,
-            arm=reply.release.arm,
+        record = _encode(
+            Impression(
+                user_id=query.unit,
+                item_id=shown[0],
+                event=IMPRESSION,
+                ts_us=self._clock.now_us(),
+                recommendation_id=reply.recommendation_id,
+                items=shown,
+                release=reply.release.id,
+                arm=reply.release.arm,
+            )
         )
-        partition = int(partition_of(np.array([key_of(USER, unit)], np.int64), self._n_partitions)[0])
+        self._collected.append(record)
+        self._bytes += len(record)
+        if self._bytes >= COLLECT_BYTES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COLLECT_S, self.flush)
+
+    def flush(self) -> None:
+        """Send what was collected; to be called once more at the end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        collected, self._collected, self._bytes = self._collected, [], 0
+        if not collected:
+            return
+        # Nobody needs impressions in order, so the partitions take turns.
+        self._sent += 1
+        partition = self._sent % self._n_partitions
         try:
-            self._producer.send(self._topic, partition, _encode(record)).add_done_callback(_count)
+            sent = self._producer.send(self._topic, partition, b"[" + b",".join(collected) + b"]")
         except TrirankError:
-            _DROPPED.inc()
+            _DROPPED.inc(len(collected))
+        else:
+            sent.add_done_callback(partial(_count, len(collected)))
 
 
-def _count(sent: Future[int]) -> None:
-    (_DROPPED if sent.cancelled() or sent.exception() else _ACKNOWLEDGED).inc()
+def _count(n: int, sent: Future[int]) -> None:
+    (_DROPPED if sent.cancelled() or sent.exception() else _ACKNOWLEDGED).inc(n)

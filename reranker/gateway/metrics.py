@@ -59,7 +59,7 @@ INTERNAL_ERRORS = counter(
 )
 IMPRESSIONS = counter(
     "gateway_impressions_total",
-    "Impression records by outcome. dropped: the queue was full or the log away; only counts suffer.",
+    "Impressions (replies with items) by outcome. dropped: the queue was full or the log away; only counts suffer.",
     ("outcome",),
 )
 FEEDBACK = counter(

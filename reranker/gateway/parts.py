@@ -41,8 +41,8 @@ from reranker.gray.split import SplitPlan
 
 ROLES = ("shard", "edge", "rerank")
 MAX_PENDING_EVENTS = 10_000
-# Impressions wait for the broker at most this long and this many; then they are dropped.
-MAX_PENDING_IMPRESSIONS = 2_000
+# Records of impressions wait for the broker at most this long and this many; then they are dropped.
+MAX_PENDING_IMPRESSIONS = 50
 IMPRESSION_S = 5.0
 CLOSE_S = 2.0
 
@@ -97,12 +97,14 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
         events = _producer(opened, config, ACKNOWLEDGE_S, MAX_PENDING_EVENTS)
         shown = _producer(opened, config, IMPRESSION_S, MAX_PENDING_IMPRESSIONS)
         topic, partitions = config.feedback_topic, config.partitions
+        impressions = Impressions(shown, topic, partitions, clock)
+        opened.callback(impressions.flush)
         admission = Admission(config.max_in_flight)
         parts = Parts(
             pipeline=_pipeline(config, release, schema, store, wires),
             admission=admission,
             feedback=FeedbackLog(events, topic, partitions, schema.history_events, clock),
-            impressions=Impressions(shown, topic, partitions, clock),
+            impressions=impressions,
             status=_status(config, release, wires, store, entries, admission),
             default_deadline_ms=config.deadline_ms,
         )

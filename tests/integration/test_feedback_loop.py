@@ -141,6 +141,18 @@ def test_a_record_nobody_can_read_goes_to_the_dead_letters_with_the_reason_and_h
     assert feedback.loop.health()["dead_letters"] == 3
 
 
+def test_events_of_one_record_count_each_and_a_bad_one_among_them_goes_to_the_dead_letters_alone(
+    feedback: Feedback,
+) -> None:
+    shown = encode_event(FeedbackEvent("u", "a", "impression", 1, items=("a", "b")))
+    bad = b'{"user_id": "u"}'
+    value = b"[" + b",".join((shown, bad, encode_event(FeedbackEvent("u", "c", "click", 2)))) + b"]"
+    feedback.producer.send(TOPIC, 0, value).result(20)
+    eventually(lambda: feedback.histories.counts() == {"impression": 2, "click": 1})
+    assert feedback.history("u") == [key_of(ITEM, "c")]
+    assert [letter.value for letter in feedback.letters(1)] == [bad]
+
+
 def test_a_restarted_loop_goes_on_where_it_was(feedback: Feedback) -> None:
     for i in range(20):
         feedback.send("u", str(i), ts_us=i)

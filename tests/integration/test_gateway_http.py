@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from feature_service.events import FeedbackEvent, decode_event
+from feature_service.events import FeedbackEvent, decode_event, events_in
 from infra.kafka import LogConsumer
 from tests.gateway_stack import FEEDBACK, PARTITIONS, Answer, GatewayStack
 from tests.support import eventually
@@ -133,7 +133,7 @@ def records(stack: GatewayStack) -> list[FeedbackEvent]:
     try:
         found: list[FeedbackEvent] = []
         while batch := consumer.poll(0.3):
-            found += [decode_event(record.value) for record in batch]
+            found += [decode_event(part.value) for record in batch for part in events_in(record)]
         return found
     finally:
         consumer.close()

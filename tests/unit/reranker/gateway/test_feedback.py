@@ -6,10 +6,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from feature_service.events import decode_event
+from feature_service.events import decode_event, events_in
 from infra.errors import LogUnavailable, Overloaded
+from infra.log import Record
 from reranker.gateway.feedback import FeedbackLog
-from reranker.gateway.impressions import Impressions
+from reranker.gateway.impressions import COLLECT_BYTES, Impressions
 from reranker.gateway.problems import Problem
 from reranker.gateway.query import query_of
 from reranker.gateway.schemas import (
@@ -132,17 +133,27 @@ def reply(*ids: str) -> RecommendReply:
     )
 
 
-def offer(producer: Producer, answer: RecommendReply, asked: RecommendRequest) -> None:
+def offer(producer: Producer, asked: RecommendRequest, *answers: RecommendReply, flush: bool = True) -> None:
     query = query_of(asked, recommendation_id="rec", trace_id=None, start_s=0.0, default_deadline_ms=100.0)
-    Impressions(producer, "t", 8, Clock()).offer(query, answer)
+
+    async def go() -> None:
+        impressions = Impressions(producer, "t", 8, Clock())
+        for answer in answers:
+            impressions.offer(query, answer)
+        if flush:
+            impressions.flush()
+
+    asyncio.run(go())
 
 
-def test_an_impression_is_one_record_that_any_reader_of_events_can_read() -> None:
+def test_an_impression_can_be_read_by_any_reader_of_events() -> None:
     producer = Producer()
 
-    offer(producer, reply("a", "b"), RecommendRequest(user_id=196))
+    offer(producer, RecommendRequest(user_id=196), reply("a", "b"))
 
-    [(_, _, value, _)] = producer.sent
+    [(_, _, array, _)] = producer.sent
+    [record] = events_in(Record(0, 0, 0, None, array))
+    value = record.value
     event = decode_event(value)
     assert (event.user_id, event.item_id, event.event, event.recommendation_id) == ("196", "a", "impression", "rec")
     assert json.loads(value)["items"] == ["a", "b"]
@@ -152,11 +163,44 @@ def test_an_impression_is_one_record_that_any_reader_of_events_can_read() -> Non
 def test_nothing_shown_is_no_impression() -> None:
     producer = Producer()
 
-    offer(producer, reply(), RecommendRequest())
+    offer(producer, RecommendRequest(), reply())
 
     assert producer.sent == []
 
 
+def test_many_replies_make_one_record() -> None:
+    producer = Producer()
+
+    offer(producer, RecommendRequest(user_id=1), *[reply("a")] * 100)
+
+    [(_, _, array, _)] = producer.sent
+    assert len(events_in(Record(0, 0, 0, None, array))) == 100
+
+
+def test_a_record_never_grows_too_large_to_send() -> None:
+    producer = Producer()
+
+    offer(producer, RecommendRequest(user_id=1), *[reply(*"x" * 256)] * 1000, flush=False)
+
+    assert len(producer.sent) > 1
+    assert max(len(value) for _, _, value, _ in producer.sent) < 2 * COLLECT_BYTES
+
+
+def test_impressions_leave_by_themselves_after_a_moment() -> None:
+    producer = Producer()
+
+    async def go() -> None:
+        query = query_of(
+            RecommendRequest(), recommendation_id="rec", trace_id=None, start_s=0.0, default_deadline_ms=100.0
+        )
+        Impressions(producer, "t", 8, Clock()).offer(query, reply("a"))
+        async with asyncio.timeout(10):
+            while not producer.sent:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("producer", [Producer(room=0), Producer(fails=LogUnavailable("no broker"))])
 def test_an_impression_that_cannot_be_sent_is_dropped(producer: Producer) -> None:
-    offer(producer, reply("a"), RecommendRequest(session_id="s"))
+    offer(producer, RecommendRequest(session_id="s"), reply("a"))
