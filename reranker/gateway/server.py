@@ -19,6 +19,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from infra.errors import ConfigurationError, PeerGone
+from infra.garbage import settle
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class _Announcing(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        settle()
         self._listening()
 
 
@@ -113,6 +115,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         backlog=2048,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_S,
