@@ -9,7 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess, values
+
+from infra.buffered import buffered, write_all
+
+# Has to be before the first metric is made.
+if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    values.ValueClass = buffered(values.ValueClass)
 
 LATENCY_BUCKETS_S = (
     0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0,
@@ -41,6 +47,7 @@ def exposition() -> bytes:
     """All metrics in Prometheus text format: of every process of the stack here, or of this one alone."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return generate_latest()
+    write_all()
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
