@@ -29,6 +29,8 @@ _READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _WATCH_EVERY_S = 0.5
 _ASK_EVERY_S = 0.02
+# Every fetch costs about a millisecond here and in the broker; a history is new enough after this.
+_HOLD_MS = 60
 
 
 class EventsActor:
@@ -43,7 +45,9 @@ class EventsActor:
 
         def open_reader(positions: Mapping[int, int], identity: str | None) -> LogConsumer:
             partitions = range(settings.partitions)
-            return LogConsumer(kafka, settings.feedback_topic, partitions, positions=positions, identity=identity)
+            return LogConsumer(
+                kafka, settings.feedback_topic, partitions, positions=positions, identity=identity, hold_ms=_HOLD_MS
+            )
 
         self._loop = FeedbackLoop(
             self._histories,

@@ -117,7 +117,7 @@ def is_durable(cluster_id: str | None) -> bool:
     return not (cluster_id or "").startswith(MEMORY_CLUSTER_PREFIXES)
 
 
-def fetch_wait_ms(*, durable: bool, records: int, starved: int = 0) -> int:
+def fetch_wait_ms(*, durable: bool, records: int, starved: int = 0, least_ms: int = _FETCH_WAIT_MEMORY_MS) -> int:
     """How long the broker may hold an empty fetch, in milliseconds.
 
     Apache Kafka answers a held fetch when data arrives. The embedded broker looks again at half, three quarters, ...
@@ -126,7 +126,7 @@ def fetch_wait_ms(*, durable: bool, records: int, starved: int = 0) -> int:
     """
     if durable:
         return _FETCH_WAIT_DURABLE_MS
-    grown = max(_FETCH_WAIT_MEMORY_MS, int(records * _FETCH_WAIT_PER_RECORD_MS))
+    grown = max(least_ms, int(records * _FETCH_WAIT_PER_RECORD_MS))
     return min(grown << starved, _FETCH_WAIT_MOST_MS)
 
 
@@ -134,7 +134,8 @@ class GuardedReader:
     """Reads given partitions of one topic from given positions. For one thread.
 
     `positions` maps a partition to the offset of the next record wanted (0 when absent). `identity` is the
-    `topic_identity` they belong to; None takes whatever log is there.
+    `topic_identity` they belong to; None takes whatever log is there. `hold_ms`: how long an embedded broker holds an
+    empty fetch; half of it is what a record waits at most.
     """
 
     def __init__(
@@ -145,18 +146,16 @@ class GuardedReader:
         *,
         positions: Mapping[int, int],
         identity: str | None = None,
+        hold_ms: int = _FETCH_WAIT_MEMORY_MS,
     ) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._next = {p: positions.get(p, 0) for p in sorted(partitions)}
         self._identity = identity
         self._open_link: LogLink | None = None
-        self._verified: list[object] = []
-        self._gaps: dict[int, LogGap] = {}
-        self._starved = 0
-        self._wait_ms = 0
-        self._starved_s = 0.0
-        self._progress_s = 0.0
+        self._verified, self._gaps = list[object](), dict[int, LogGap]()
+        self._hold_ms, self._wait_ms, self._starved = hold_ms, 0, 0
+        self._starved_s = self._progress_s = 0.0
 
     def _connect(self, timeout_s: float) -> LogLink:
         """Connect and seek to `self._next`. Raises LogUnavailable when broker or topic are not there."""
@@ -294,7 +293,8 @@ class GuardedReader:
                 self._starved, self._starved_s = self._starved - 1, now_s
         elif now_s - self._progress_s > _STARVED_AFTER_WAITS * self._wait_ms / 1000:
             self._starved, self._starved_s, self._progress_s = self._starved + 1, now_s, now_s
-        wait_ms = fetch_wait_ms(durable=self.durable, records=sum(ends.values()), starved=self._starved)
+        records, least_ms = sum(ends.values()), self._hold_ms
+        wait_ms = fetch_wait_ms(durable=self.durable, records=records, starved=self._starved, least_ms=least_ms)
         if wait_ms != self._wait_ms:
             self._wait_ms = wait_ms
             self._link.hold_fetches(wait_ms)

@@ -203,6 +203,8 @@ class Stack:
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
                 "RAY_SERVE_LOG_TO_STDERR": "0",
+                # The controller looks at every replica this often; ten times a second is its default.
+                "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
             }
         )
         import ray
