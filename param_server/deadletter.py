@@ -1,9 +1,10 @@
 """Letters on their way to the dead-letter topic: kept until the log has acknowledged them.
 
-Blocks nobody. A producer that sends only rubbish must not bury the topic: beyond a rate of letters and bytes, letters are
-counted and left out, and the next one that is written says how many.  Invariant: a letter leaves only when it is written (or can never be), so whoever keeps positions must not
-make them durable while `pending` is not 0. The value of the record is the refused record itself; its key says why, as
-JSON: `{"reason", "detail", "topic", "partition", "offset", "skipped"}`.
+Blocks nobody. A producer that sends only rubbish must not bury the topic: beyond a rate of letters and of bytes, letters
+are counted and left out, and the next one written says how many. Invariant: a letter that was not left out leaves only
+when it is written (or can never be), so whoever keeps positions must not make them durable while `pending` is not 0.
+The value of the record is the refused record itself; its key says why, as JSON: `{"reason", "detail", "topic",
+"partition", "offset", "skipped"}`.
 """
 
 from __future__ import annotations

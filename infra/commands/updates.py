@@ -87,6 +87,48 @@ def publish(
         print(f"visible after {(time.monotonic() - started_s) * 1e3:.1f} ms")
 
 
+@app.command()
+def tail(
+    last: Annotated[int, typer.Option("-n", "--last", help="Records per partition to go back.")] = 10,
+    everything: Annotated[bool, typer.Option("--all", help="Begin where the log begins.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with records as they come.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    home: Annotated[Path | None, typer.Option(help="Home folder of the running stack (default .trirank).")] = None,
+) -> None:
+    """Show the newest records of the stream: where, when, what is done to which table, and how they are ordered."""
+    from infra.commands import update_log
+
+    state = running(load_settings(home=home))
+    release = read_release(Path(state.release), verify_files=False)
+    names = {entry.table_id: entry.name for entry in release.manifest.tables}
+    found = update_log.records(
+        state.kafka, f"{state.stack}.embeddings", state.partitions, last=None if everything else last, follow=follow
+    )
+    about = (update_log.about_update(record, names) for record in found)
+    if not update_log.show(about, update_log.update_line, as_json=as_json) and not as_json:
+        print("no updates yet")
+
+
+@app.command()
+def deadletters(
+    last: Annotated[int, typer.Option("-n", "--last", help="Letters to go back.")] = 50,
+    everything: Annotated[bool, typer.Option("--all", help="All letters the log still has.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with letters as they come.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    home: Annotated[Path | None, typer.Option(help="Home folder of the running stack (default .trirank).")] = None,
+) -> None:
+    """Show records that could not be applied: the reason, where they were, and the detail."""
+    from infra.commands import update_log
+
+    state = running(load_settings(home=home))
+    found = update_log.records(
+        state.kafka, f"{state.stack}.deadletter", 1, last=None if everything else last, follow=follow
+    )
+    about = (update_log.about_letter(record) for record in found)
+    if not update_log.show(about, update_log.letter_line, as_json=as_json) and not as_json:
+        print("no dead letters")
+
+
 def running(settings: Settings) -> StackState:
     """The running stack of this home folder. Raises ConfigurationError."""
     state = read_state(settings)

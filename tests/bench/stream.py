@@ -1,11 +1,10 @@
-"""`python -m tests.bench.stream [rate|fresh|lookup ...]`: the stream end of one shard, beside what one would write by hand.
+"""`python -m tests.bench.stream [rate|live]`: the stream end of one shard, beside what one would write by hand.
 
-rate    rows/s from the log into the table, the whole shard on one core, beside kafka-python alone and a hand-written loop
-fresh   produce -> visible in a lookup at --rows-per-s, as a distribution
-lookup  2,000 keys through the shard's socket from another process: idle, and while --rows-per-s are applied
+rate    rows/s from the log into the table, the whole shard on one core, beside kafka-python alone and a loop by hand
+live    2,000 keys through the shard's socket from another process, idle and while --rows-per-s are applied, beside one
+        Redis MGET of the same rows; and produce -> visible in a lookup, as a distribution
 
-Apache Kafka from TEST_KAFKA_HOME, else the embedded broker (which the heading then says). Every part is a process of its
-own; the load of the machine at the start is printed, for numbers taken beside other work mean little.
+Every part is a process of its own. The load of the machine is printed: numbers taken beside other work mean little.
 """
 
 from __future__ import annotations
