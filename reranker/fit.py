@@ -41,7 +41,7 @@ class Recipe:
     weight_decay: float = 0.1
     negatives_per_kind: int = 2
     bucket_share: float = 0.5
-    recall_weight: float = 0.06
+    recall_weight: float = 1.0
     # About this many samples are seen, whatever the size of the log, within these bounds on the passes.
     samples: int = 340_000
     max_passes: int = 40
