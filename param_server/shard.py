@@ -9,6 +9,7 @@ there and replays. Refuses snapshots of anybody else, and to claim freshness aft
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ from param_server.table.cpu import warm
 logger = logging.getLogger(__name__)
 
 _OBSERVE_EVERY_S = 1.0
+_SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Shard:
 
     def start(self) -> str:
         """Load, begin to follow the log, serve; the address. Raises ReleaseRefused."""
+        # The thread that decodes the log would else hold the interpreter for 5 ms at a stretch, and lookups with it.
+        sys.setswitchinterval(_SWITCH_S)
         warm()
         self._restored = self._restore()
         self._generation = self._restored.generation
