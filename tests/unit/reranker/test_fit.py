@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,15 @@ from tests.logs_of_events import small_dataset
 
 SCHEMA = FeatureSchema(n_user_buckets=8, max_history=10)
 RECIPE = replace(Recipe(), batch_size=32)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_per_operation() -> Iterator[None]:
+    """As in training: torch's own threads would wait for each other at every small operation."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
