@@ -13,11 +13,10 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.directory import Announcer, Entry
-
 from edge_ranker.recorded import recorded_inputs
 from edge_ranker.verify import Role, verify, warm_up
 from feature_service.schema import schema_of
+from infra.directory import Announcer, Entry
 from infra.engine.rank import RankHandler
 from infra.engine.run import OnnxEngine
 from infra.errors import PeerGone
@@ -63,7 +62,7 @@ class RankServer:
         engine = OnnxEngine(release.edge_model if config.role == "edge" else release.rerank_model)
         engine.load()
         handler = RankHandler(engine, manifest.name, token_dim=schema.token_dim, user_dim=schema.user_dim)
-        verify(handler, recorded_inputs(release, schema), config.role)
+        verify(handler, recorded_inputs(release), config.role)
         warm_up(handler, schema)
         name = f"{config.role}-{os.getpid()}-{secrets.token_hex(2)}"
         server = WireServer(

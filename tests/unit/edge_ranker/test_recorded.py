@@ -9,7 +9,7 @@ from tests.tiny_release import HISTORY, SCHEMA, write_tiny_release
 
 
 def test_recorded_requests_are_assembled_as_the_schema_says(tmp_path: Path) -> None:
-    known, stranger = recorded_inputs(write_tiny_release(tmp_path / "r"), SCHEMA)
+    known, stranger = recorded_inputs(write_tiny_release(tmp_path / "r"))
 
     assert known.inputs.hist.shape == (len(HISTORY), SCHEMA.token_dim)
     assert stranger.inputs.mask.tolist() == [0.0]

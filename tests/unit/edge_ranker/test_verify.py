@@ -23,7 +23,7 @@ def handler(release: Release, role: Role) -> RankHandler:
 def test_a_release_that_scores_as_recorded_is_served(tmp_path: Path, role: Role) -> None:
     release = write_tiny_release(tmp_path / "r")
 
-    verify(handler(release, role), recorded_inputs(release, SCHEMA), role)
+    verify(handler(release, role), recorded_inputs(release), role)
     warm_up(handler(release, role), SCHEMA)
 
 
@@ -32,14 +32,14 @@ def test_a_release_that_scores_otherwise_is_refused(tmp_path: Path, role: Role) 
     release = write_tiny_release(tmp_path / "r", wrong_by=2e-3)
 
     with pytest.raises(ReleaseRefused, match=f"{role}: scores differ .* 0.002"):
-        verify(handler(release, role), recorded_inputs(release, SCHEMA), role)
+        verify(handler(release, role), recorded_inputs(release), role)
 
 
 def test_the_other_tiers_model_is_noticed(tmp_path: Path) -> None:
     release = write_tiny_release(tmp_path / "r")
 
     with pytest.raises(ReleaseRefused):
-        verify(handler(release, "edge"), recorded_inputs(release, SCHEMA), "rerank")
+        verify(handler(release, "edge"), recorded_inputs(release), "rerank")
 
 
 def test_a_replica_of_a_refused_release_never_listens(tmp_path: Path) -> None:
