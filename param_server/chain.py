@@ -157,5 +157,7 @@ def prune(folder: Path, keep_full: int) -> list[str]:
         return []
     dropped = [f"snap-{number:012d}" for number, _ in stored if number < fulls[-keep_full]]
     for name in dropped:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        # Out of sight in one step: whoever is killed here leaves no half of a snapshot.
+        gone = (folder / name).rename(folder / f".{name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
     return dropped

@@ -7,6 +7,7 @@ up no longer than one slice, and what is written is the tables and positions of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping
@@ -206,7 +207,9 @@ class SnapshotKeeper:
             self._written += 1
             self._error = ""
             self.behind = False
-            prune(self._folder, self._keeping.full)
+            with contextlib.suppress(OSError):
+                # What could not be dropped is dropped after the next one.
+                prune(self._folder, self._keeping.full)
             metrics.SNAPSHOT_SECONDS.observe(self._clock.monotonic_s() - start_s)
         self._answered = copying.covers
 

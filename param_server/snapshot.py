@@ -135,7 +135,7 @@ def folder_of(root: Path, n_shards: int, index: int) -> Path:
 def write_snapshot(folder: Path, snapshot: Snapshot) -> Stored:
     """Write the snapshot after all others in the folder. Raises OSError, and leaves nothing behind then."""
     folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".snap-*.draft"):
+    for leftover in folder.glob(".snap-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     number = max(numbers(folder), default=0) + 1
     final = folder / f"snap-{number:012d}"

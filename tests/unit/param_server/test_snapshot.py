@@ -94,10 +94,13 @@ def test_what_a_table_holds_already_stays_when_an_older_snapshot_follows() -> No
 def test_a_draft_left_by_a_crash_is_ignored_and_cleared(tmp_path: Path) -> None:
     draft = tmp_path / ".snap-000000000001.99999.draft"
     draft.mkdir()
+    gone = tmp_path / ".snap-000000000000.gone"
+    gone.mkdir()
     (draft / "tables.safetensors").write_bytes(b"half")
     assert newest_chain(tmp_path, OWNER) is None
     write_snapshot(tmp_path, a_snapshot())
     assert not draft.exists()
+    assert not gone.exists()
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "tables.safetensors"])
