@@ -1,7 +1,7 @@
 """Letters on their way to the dead-letter topic: kept until the log has acknowledged them.
 
-Blocks nobody. A producer that sends only rubbish must not bury the topic: beyond a rate of letters and of bytes, letters
-are counted and left out, and the next one written says how many. Invariant: a letter that was not left out leaves only
+Blocks nobody. A producer that sends only rubbish must not bury the topic: beyond a rate of letters and of bytes,
+letters are counted and left out, and the next one written says how many. Invariant: a letter not left out leaves only
 when it is written (or can never be), so whoever keeps positions must not make them durable while `pending` is not 0.
 The value of the record is the refused record itself; its key says why, as JSON: `{"reason", "detail", "topic",
 "partition", "offset", "skipped"}`.

@@ -16,7 +16,7 @@ from param_server.contract import I64
 from param_server.table import Export
 from param_server.table import kernels_cpu as kernels
 
-# One walk looks at no more entries than this for each it may copy: a table in which little changed is not walked at once.
+# One walk looks at no more entries than this for each it may copy: a table with few changes is not walked at once.
 _LOOKED_AT_PER_ROW = 64
 
 Arrays = tuple[
