@@ -11,13 +11,12 @@ written in one transaction, so a record counts once however often its reader is 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+import hiredis
 import msgspec
 import numpy as np
 import xxhash
@@ -27,7 +26,8 @@ from feature_service.hashing import ITEM, USER, key_of
 from feature_service.schema import FeatureSchema
 from infra.deadline import Deadline
 from infra.errors import RedisUnavailable
-from infra.redis import connect, connect_async, redis_errors
+from infra.redis import connect, redis_errors
+from infra.redis_line import RedisLine
 from infra.release import Item, User
 
 I64 = NDArray[np.int64]
@@ -74,35 +74,38 @@ class FeatureStore:
     """Reads for the request path. For one event loop."""
 
     def __init__(self, redis_url: str, stack: str, schema: FeatureSchema) -> None:
-        self._redis = connect_async(redis_url, repeatable=True)
+        self._line = RedisLine(redis_url)
         self._keys = _Keys(stack)
         self._newest = schema.max_history - 1
 
     async def read(self, user_key: int, deadline: Deadline) -> UserState:
         """History and attributes in one round trip. Raises RedisUnavailable when Redis is away or late."""
-        async with _until(deadline):
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.zrevrange(self._keys.history(user_key), 0, self._newest)
-            pipeline.get(self._keys.attributes(user_key))
-            members, attributes = await pipeline.execute()
-            return UserState(_history(members), _attributes(attributes))
+        history = _pack(("ZREVRANGE", self._keys.history(user_key), 0, self._newest))
+        attributes = _pack(("GET", self._keys.attributes(user_key)))
+        members, raw = await self._line.ask(history + attributes, 2, deadline)
+        try:
+            return UserState(_history(members), _attributes(raw))
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise _damaged(error) from error
 
     async def items(self, keys: Sequence[int], deadline: Deadline) -> list[Item]:
         """Those of the items that came after the release, in one round trip. Raises RedisUnavailable."""
         if not keys:
             return []
-        async with _until(deadline):
-            found = await self._redis.hmget(self._keys.items, [_hex(key) for key in keys])
+        asked = _pack(("HMGET", self._keys.items, *(_hex(key) for key in keys)))
+        [found] = await self._line.ask(asked, 1, deadline)
+        try:
             return [msgspec.json.decode(raw, type=Item) for raw in found if raw is not None]
+        except msgspec.MsgspecError as error:
+            raise _damaged(error) from error
 
     async def ping(self, deadline: Deadline) -> None:
         """Raises RedisUnavailable when Redis does not answer."""
-        async with _until(deadline):
-            await self._redis.ping()
+        await self._line.ask(_pack(("PING",)), 1, deadline)
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._redis.aclose()
+        """Close the connection."""
+        await self._line.close()
 
 
 class HistoryWriter:
@@ -201,15 +204,13 @@ class _Keys:
         return f"{self._stack}:a:{_hex(user_key)}"
 
 
-@asynccontextmanager
-async def _until(deadline: Deadline) -> AsyncIterator[None]:
-    """Turns a passed deadline, every error of redis and content nobody can read into RedisUnavailable."""
-    try:
-        with redis_errors():
-            async with asyncio.timeout(max(0.0, deadline.remaining_s())):
-                yield
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise RedisUnavailable(f"redis: stored content is damaged: {error}") from error
+def _damaged(error: Exception) -> RedisUnavailable:
+    return RedisUnavailable(f"redis: stored content is damaged: {error}")
+
+
+def _pack(command: tuple[str | int, ...]) -> bytes:
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub wants tuples of one
+    return packed
 
 
 def _hex(key: int) -> str:

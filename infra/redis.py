@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -27,18 +28,41 @@ def connect(url: str) -> redis.Redis:
     )
 
 
-def connect_async(url: str, *, repeatable: bool = False) -> redis.asyncio.Redis:
-    """An asyncio client for `url`; connects at the first command, raises nothing by itself.
-
-    `repeatable`: every command may be sent twice, so one that finds its connection dead (Redis was restarted) is sent
-    again over a new one.
-    """
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """An asyncio client for `url`; connects at the first command, raises nothing by itself."""
     return redis.asyncio.Redis.from_url(
+        url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=AsyncRetry(NoBackoff(), 0)
+    )
+
+
+class Handle:
+    """A connection of the redis package that has greeted the server and is handed to a protocol of ours."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.transport: Any = connection._writer.transport
+
+    async def close(self) -> None:
+        """Close it; may be called twice."""
+        await self._connection.disconnect(nowait=True)
+
+
+async def open_connection(url: str) -> Handle:
+    """A connection made as `url` says (password, database, TLS), speaking RESP2. Raises OSError."""
+    pool = redis.asyncio.ConnectionPool.from_url(
         url,
+        protocol=2,
         socket_timeout=TIMEOUT_S,
         socket_connect_timeout=TIMEOUT_S,
-        retry=AsyncRetry(NoBackoff(), 1 if repeatable else 0),
+        retry=AsyncRetry(NoBackoff(), 0),
     )
+    connection = pool.make_connection()  # type: ignore[no-untyped-call]
+    try:
+        await connection.connect()
+    except redis.RedisError as error:
+        await connection.disconnect(nowait=True)
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+    return Handle(connection)
 
 
 @contextmanager

@@ -109,7 +109,9 @@ def test_reading_a_user_takes_one_round_trip(url: str, writer: HistoryWriter) ->
         async def accept(reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
             server_reader, server = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
             await asyncio.gather(relay(reader, server, False), relay(server_reader, client, True))
+            ended.set()
 
+        ended = asyncio.Event()
         proxy = await asyncio.start_server(accept, "127.0.0.1", 0)
         port = proxy.sockets[0].getsockname()[1]
         store = FeatureStore(f"redis://127.0.0.1:{port}/0", "s", SCHEMA)
@@ -121,6 +123,7 @@ def test_reading_a_user_takes_one_round_trip(url: str, writer: HistoryWriter) ->
         assert state.history.keys.tolist() == [key_of(ITEM, "a"), key_of(ITEM, "b")]
         after = loop_writes
         await store.close()
+        await ended.wait()
         proxy.close()
         await proxy.wait_closed()
         return after - before
