@@ -6,6 +6,7 @@ package leaves a block wrapped in `redis_errors`.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -78,6 +79,16 @@ def ping(url: str) -> None:
     """Ask a server whether it is ready. Raises RedisUnavailable, within about a second."""
     with redis_errors(), connect(url) as client:
         client.ping()
+
+
+def shared_secret(url: str, key: str) -> bytes:
+    """32 random bytes that every process of a stack has, made by the first that asks. Raises RedisUnavailable."""
+    with redis_errors(), connect(url) as client:
+        client.set(key, secrets.token_bytes(32), nx=True)
+        found: bytes | None = client.get(key)
+    if found is None:
+        raise RedisUnavailable(f"redis: {key} was not kept; is its memory full?")
+    return found
 
 
 def server_pid(url: str) -> int:

@@ -63,6 +63,13 @@ class Settings(BaseSettings):
     )
     snapshot_keep: int = Field(default=2, ge=1, le=100, description="Full snapshots kept, with the deltas after them.")
     snapshot_deltas: int = Field(default=8, ge=0, le=1000, description="Delta snapshots between two full ones.")
+    control_token: str | None = Field(
+        default=None,
+        min_length=16,
+        max_length=256,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Token of the release API; none makes one and keeps it in the home folder.",
+    )
     log_level: str = Field(default="INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
 
     @classmethod

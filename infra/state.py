@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,6 +39,20 @@ def read_state(settings: Settings) -> StackState | None:
         return StackState(**json.loads(state_path(settings).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def control_token(settings: Settings) -> str:
+    """The token of the release API: the setting, or one made once for this home folder, readable by its owner only."""
+    if settings.control_token is not None:
+        return settings.control_token
+    path = settings.home / "control-token"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(24))
+    except FileExistsError:
+        pass
+    return path.read_text()
 
 
 def write_state(settings: Settings, state: StackState) -> None:

@@ -29,8 +29,8 @@ from infra.wire.messages import Hello, Reply, Request
 from infra.wire.server import WireServer
 from param_server.fetch import fetch_tensors
 from param_server.generation import Generation, Place, empty_generation, fill_from_release
+from reranker.gateway.config import GatewayConfig
 from reranker.gateway.http import opened_app
-from reranker.gateway.parts import GatewayConfig
 from reranker.gateway.server import GatewayServer
 from tests.support import eventually, free_port
 from tests.tiny_release import write_tiny_release
@@ -38,6 +38,7 @@ from tests.tiny_release import write_tiny_release
 STACK = "tiny"
 FEEDBACK, LETTERS = "tiny.feedback", "tiny.deadletter"
 PARTITIONS = 2
+TOKEN = "for-operators"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Tier:
         redis_url: str,
         run_dir: Path,
         handle: Callable[[Request], Reply],
+        *,
+        shard: int | None = None,
     ) -> None:
         self.role = role
         self.name = f"{role}-{number}"
@@ -67,7 +70,7 @@ class Tier:
         self._release = release
         self._redis_url = redis_url
         self._run_dir = run_dir
-        self._number = number
+        self._shard = number if shard is None else shard
         self.requests: list[Request] = []
         self.damage: Callable[[Reply], Reply] = lambda reply: reply
         self.hold = threading.Event()
@@ -95,7 +98,7 @@ class Tier:
             manifest.generation,
             os.getpid(),
             "here",
-            {"shard": self._number} if self.role == "shard" else {},
+            {"shard": self._shard} if self.role == "shard" else {},
         )
         self._announcer = Announcer(self._redis_url, STACK, lambda: entry, 0.2)
         self._announcer.start()
@@ -132,7 +135,7 @@ class GatewayStack:
         self.broker = EmbeddedBroker(directory / "broker", topics={FEEDBACK: PARTITIONS, LETTERS: 1})
         self._run_dir = directory / "run"
         self._changed = changed
-        self.generation = self._tables()
+        self.generation = self._tables(self.release)
         self.tiers: dict[str, Tier] = {}
         self.more: list[Tier] = []
         self.port = free_port()
@@ -164,9 +167,10 @@ class GatewayStack:
         self.broker.stop()
         self.redis.stop()
 
-    def tier(self, role: str, number: int) -> Tier:
-        """One more process of a tier, not started."""
-        return Tier(role, number, self.release, self.redis.url, self._run_dir, self._handler(role))
+    def tier(self, role: str, number: int, release: Release | None = None, *, shard: int | None = None) -> Tier:
+        """One more process of a tier, of this release or another, not started."""
+        served = release or self.release
+        return Tier(role, number, served, self.redis.url, self._run_dir, self._handler(role, served), shard=shard)
 
     def config(self) -> GatewayConfig:
         """What the gateway is started with."""
@@ -186,6 +190,8 @@ class GatewayStack:
             rerank_depth=10,
             deadline_ms=2000.0,
             max_in_flight=16,
+            attribution_key=b"k" * 32,
+            control_token=TOKEN,
         )
         return replace(config, **self._changed)
 
@@ -222,18 +228,19 @@ class GatewayStack:
         named = {k.lower(): v for k, v in reply.getheaders()}
         return Answer(reply.status, named, json.loads(raw) if "json" in named.get("content-type", "") else raw.decode())
 
-    def _tables(self) -> Generation:
+    def _tables(self, release: Release) -> Generation:
         place = Place(0, 1, PARTITIONS)
-        generation = empty_generation(self.release, place, headroom=2.0, min_capacity_rows=1024)
-        fill_from_release(generation, self.release, place)
+        generation = empty_generation(release, place, headroom=2.0, min_capacity_rows=1024)
+        fill_from_release(generation, release, place)
         return generation
 
-    def _handler(self, role: str) -> Callable[[Request], Reply]:
+    def _handler(self, role: str, release: Release) -> Callable[[Request], Reply]:
         if role == "shard":
-            return self._answer_of_shard
-        engine = OnnxEngine(self.release.edge_model if role == "edge" else self.release.rerank_model)
+            generation = self.generation if release is self.release else self._tables(release)
+            return lambda request: _answer_of_shard(generation, request)
+        engine = OnnxEngine(release.edge_model if role == "edge" else release.rerank_model)
         ranking = RankHandler(
-            engine, self.release.manifest.name, token_dim=self.schema.token_dim, user_dim=self.schema.user_dim
+            engine, release.manifest.name, token_dim=self.schema.token_dim, user_dim=self.schema.user_dim
         )
 
         def handle(request: Request) -> Reply:
@@ -244,14 +251,12 @@ class GatewayStack:
 
         return handle
 
-    def _answer_of_shard(self, request: Request) -> Reply:
-        if request.method == "health":
-            return Reply(
-                {"index": 0, "positions": {"0": 5}, "lag": {"0": 0}, "watermark_us": 7_000_000, "log_losses": 0}
-            )
-        generations = {self.generation.number: self.generation}
-        args = {"generation": self.generation.number, "watermark_us": 7_000_000, "applied_us": 0}
-        return Reply(args, fetch_tensors(generations, request))
+
+def _answer_of_shard(generation: Generation, request: Request) -> Reply:
+    if request.method == "health":
+        return Reply({"index": 0, "positions": {"0": 5}, "lag": {"0": 0}, "watermark_us": 7_000_000, "log_losses": 0})
+    args = {"generation": generation.number, "watermark_us": 7_000_000, "applied_us": 0}
+    return Reply(args, fetch_tensors({generation.number: generation}, request))
 
 
 def broken(_: Reply) -> Reply:

@@ -11,9 +11,11 @@ from pathlib import Path
 from ray import serve
 
 from infra.logs import configure_logging
+from infra.redis import shared_secret
 from infra.settings import Settings
+from infra.state import control_token
+from reranker.gateway.config import GatewayConfig
 from reranker.gateway.http import opened_app
-from reranker.gateway.parts import GatewayConfig
 from reranker.gateway.server import GatewayServer
 
 NAME = "gateway"
@@ -62,6 +64,8 @@ def gateway_application(
         deadline_ms=settings.deadline_ms,
         max_in_flight=settings.max_in_flight,
         log_level=settings.log_level,
+        attribution_key=shared_secret(redis_url, f"{settings.stack}:attribution_key"),
+        control_token=control_token(settings),
     )
     return serve.deployment(
         Gateway,

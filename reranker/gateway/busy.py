@@ -8,9 +8,9 @@ and every error is a problem+json.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +18,8 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from reranker.gateway.auth import holds_token
+from reranker.gateway.counting import INTERNAL, attribute, outcome_of
 from reranker.gateway.metrics import INTERNAL_ERRORS, REQUESTS, SECONDS
 from reranker.gateway.parts import Parts
 from reranker.gateway.problems import Problem
@@ -30,9 +32,13 @@ from reranker.gateway.schemas import (
     RecommendRequest,
     parse,
 )
+from reranker.gray.attribution import REQUEST_BYTES
+from reranker.gray.split import Arm, Assignment
+from reranker.gray.tally import ARMS
 
 logger = logging.getLogger(__name__)
 
+ARM_HEADER = b"x-trirank-arm"
 MAX_BODY_BYTES = 1024 * 1024
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
@@ -115,8 +121,8 @@ def busy_endpoints(parts: Parts) -> dict[str, Endpoint]:
 
 
 def _ranking(parts: Parts, route: str, parsed: Callable[[bytes], RecommendRequest | RankRequest]) -> Handler:
-    seconds = SECONDS.labels(route, "stable")
-    answered = REQUESTS.labels(route, "200", "stable")
+    seconds = {arm: SECONDS.labels(route, arm) for arm in ARMS}
+    answered = {arm: REQUESTS.labels(route, "200", arm) for arm in ARMS}
 
     async def handle(scope: Scope, receive: Receive) -> Answer:
         start_s = time.monotonic()
@@ -124,35 +130,58 @@ def _ranking(parts: Parts, route: str, parsed: Callable[[bytes], RecommendReques
             trace = _TRACEPARENT.fullmatch(_header(scope, b"traceparent"))
             query = query_of(
                 parsed(await _body(scope, receive)),
-                recommendation_id=uuid.uuid4().hex,
+                nonce=os.urandom(REQUEST_BYTES),
                 trace_id=trace[1].decode() if trace else None,
                 start_s=start_s,
                 default_deadline_ms=parts.default_deadline_ms,
             )
-            reply = await _answered(parts, query)
+            assigned = _assigned(parts, query, scope)
+            with parts.arms.flying(assigned):
+                reply = await _answered(parts, query, assigned)
             content = _encode(reply)
-        seconds.observe(time.monotonic() - start_s)
-        answered.inc()
+        took_s = time.monotonic() - start_s
+        parts.arms.tally.answered(assigned, outcome_of(query, reply, took_s))
+        seconds[assigned.arm].observe(took_s)
+        answered[assigned.arm].inc()
         headers = _headers(reply, query, trace[0] if trace else None)
         return Answer(200, content, headers, lambda: parts.impressions.offer(query, reply))
 
     return handle
 
 
-async def _answered(parts: Parts, query: Query) -> RecommendReply:
+def _assigned(parts: Parts, query: Query, scope: Scope) -> Assignment:
+    """The arm of a request; a caller who shows the control token may choose it."""
+    kind = parts.arms.split.unit
+    header = _header(scope, kind[len("header:") :].lower().encode()).decode("latin-1") if ":" in kind else None
+    asked = _header(scope, ARM_HEADER)
+    forced: Arm | None = None
+    if asked and holds_token(_header(scope, b"authorization"), parts.control_token):
+        forced = "candidate" if asked == b"candidate" else "stable" if asked == b"stable" else None
+    return parts.arms.assign(
+        user_id=query.user_id,
+        session_id=query.session_id,
+        request_id=query.request_id,
+        header=header,
+        forced=forced,
+    )
+
+
+async def _answered(parts: Parts, query: Query, assigned: Assignment) -> RecommendReply:
     """The pipeline's reply; popular items when it has a bug, so that a page is never empty because of us."""
+    pipeline = parts.releases.pipeline(assigned.release)
     try:
-        return await parts.pipeline.answer(query)
+        return await pipeline.answer(query, assigned)
     except Exception:  # the outermost loop of a request
         logger.exception("a request failed and is answered with popular items", extra={"trace_id": query.trace_id})
         INTERNAL_ERRORS.inc()
-        return parts.pipeline.fallback(query, "internal")
+        return pipeline.fallback(query, assigned, INTERNAL)
 
 
 def _feedback(parts: Parts) -> Handler:
     async def handle(scope: Scope, receive: Receive) -> Answer:
         events = parse(await _body(scope, receive), FeedbackRequest).events
         await parts.feedback.accept(events)
+        attribute(events, parts.signer, parts.arms.tally)
         REQUESTS.labels("/v1/feedback", "202", "").inc()
         return Answer(202, _encode(FeedbackReply(len(events))))
 

@@ -19,8 +19,10 @@ from starlette.types import ASGIApp
 
 from infra.metrics import exposition
 from reranker.gateway.busy import Front, busy_endpoints
+from reranker.gateway.config import GatewayConfig
 from reranker.gateway.openapi import describe
-from reranker.gateway.parts import GatewayConfig, Parts, open_parts
+from reranker.gateway.operators import add_release_routes
+from reranker.gateway.parts import Parts, open_parts
 from reranker.gateway.problems import Problem
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,6 +43,7 @@ def create_app(parts: Parts) -> ASGIApp:
     for path, endpoint in busy.items():
         app.add_route(path, endpoint, methods=["POST"], name=path, include_in_schema=False)  # type: ignore[arg-type]
     _add_operator_routes(app, parts)
+    add_release_routes(app, parts)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(Exception, _internal_problem)
     describe(app)

@@ -67,6 +67,12 @@ FEEDBACK = counter(
     "Feedback events by outcome. unacknowledged: the broker did not answer in time, the caller was told.",
     ("outcome",),
 )
+ATTRIBUTED = counter(
+    "gateway_attributed_events_total",
+    "Feedback events by the arm that showed their item. none: without a recommendation id; unknown: with one that is "
+    "not ours, or forged. Much of either: callers do not send back the id, and gates on events stay inconclusive.",
+    ("arm",),
+)
 
 # A child per label value, looked up once: `labels` costs more than counting does.
 stage_seconds = cache(STAGE_SECONDS.labels)

@@ -10,36 +10,33 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from feature_service.resolver import Resolver
-from feature_service.schema import FeatureSchema, schema_of
 from feature_service.store import FeatureStore
 from infra.clock import SystemClock
 from infra.deadline import Deadline
 from infra.directory import Announcer, DirectoryReader, Entry
+from infra.errors import TrirankError
 from infra.kafka import LogProducer, probe
-from infra.release import Release, read_release
+from infra.release import Release
 from infra.wire.client import WireClient
 from infra.wire.connection import Peer
-from param_server.client import ParameterClient
-from param_server.specs import table_specs
 from reranker.gateway.admission import Admission
-from reranker.gateway.catalogue import Catalogue
-from reranker.gateway.embeddings import Embeddings
+from reranker.gateway.config import GatewayConfig
 from reranker.gateway.feedback import ACKNOWLEDGE_S, FeedbackLog
 from reranker.gateway.impressions import Impressions
-from reranker.gateway.pipeline import Pipeline
-from reranker.gateway.ranker import Ranker
-from reranker.gateway.registry import Registry
-from reranker.gateway.replies import ReplyMaker
+from reranker.gateway.served import Releases, prepare, serve
 from reranker.gateway.status import CHECK_S, Status, Store
-from reranker.gray.split import SplitPlan
+from reranker.gray.arms import Arms
+from reranker.gray.attribution import Signer
+from reranker.gray.control import Control
+from reranker.gray.controller import Controller
+from reranker.gray.follower import Follower
+from reranker.gray.store import GrayStore
 
-ROLES = ("shard", "edge", "rerank")
 MAX_PENDING_EVENTS = 10_000
 # Records of impressions wait for the broker at most this long and this many; then they are dropped.
 MAX_PENDING_IMPRESSIONS = 50
@@ -48,32 +45,14 @@ CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
-    """What one gateway needs; paths are absolute, because Ray starts it somewhere else."""
-
-    host: str
-    port: int
-    release_dir: str
-    stack: str
-    redis_url: str
-    kafka: str
-    embedded_redis: bool
-    embedded_kafka: bool
-    feedback_topic: str
-    shards: int
-    partitions: int
-    recall_k: int
-    rerank_depth: int
-    deadline_ms: float
-    max_in_flight: int
-    log_level: str = "INFO"
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
     """What the routes need."""
 
-    pipeline: Pipeline
+    arms: Arms
+    releases: Releases
+    control: Control
+    signer: Signer
+    control_token: str | None
     admission: Admission
     feedback: FeedbackLog
     impressions: Impressions
@@ -84,16 +63,22 @@ class Parts:
 @asynccontextmanager
 async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
     """Everything a gateway needs, started, for the loop it is opened in. Raises ReleaseRefused."""
-    release = read_release(Path(config.release_dir), verify_files=False)
-    schema = schema_of(release.manifest.schema, release.manifest.schema_fingerprint)
+    prepared = prepare(Path(config.release_dir), verify_files=False)
+    release, schema = prepared.release, prepared.schema
     clock = SystemClock()
+    signer = Signer(config.attribution_key)
     async with AsyncExitStack() as opened:
-        wires = {role: WireClient(role=role) for role in ROLES}
-        for wire in wires.values():
+        rankers = {role: WireClient(role=role) for role in ("edge", "rerank")}
+        for wire in rankers.values():
             opened.push_async_callback(wire.close)
-        store = FeatureStore(config.redis_url, config.stack, schema)
-        opened.push_async_callback(store.close)
-        entries = await opened.enter_async_context(_followed(config, wires))
+        base = serve(config, prepared, rankers, signer, clock)
+        releases = Releases(base, lambda other: serve(config, other, rankers, signer, clock))
+        opened.push_async_callback(releases.close)
+        wires, store = {"shard": base.shards, **rankers}, base.store
+        entries = await opened.enter_async_context(_followed(config, rankers, releases))
+        arms = Arms(release.manifest.name)
+        name = f"gateway-{os.getpid()}-{secrets.token_hex(2)}"
+        control = await opened.enter_async_context(_gray(config, arms, releases, name, entries, clock))
         events = _producer(opened, config, ACKNOWLEDGE_S, MAX_PENDING_EVENTS)
         shown = _producer(opened, config, IMPRESSION_S, MAX_PENDING_IMPRESSIONS)
         topic, partitions = config.feedback_topic, config.partitions
@@ -101,55 +86,35 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
         opened.callback(impressions.flush)
         admission = Admission(config.max_in_flight)
         parts = Parts(
-            pipeline=_pipeline(config, release, schema, store, wires),
+            arms=arms,
+            releases=releases,
+            control=control,
+            signer=signer,
+            control_token=config.control_token,
             admission=admission,
             feedback=FeedbackLog(events, topic, partitions, schema.history_events, clock),
             impressions=impressions,
             status=_status(config, release, wires, store, entries, admission),
             default_deadline_ms=config.deadline_ms,
         )
-        announcer = Announcer(config.redis_url, config.stack, _own_entry(config, release, admission))
+        announcer = Announcer(config.redis_url, config.stack, _own_entry(config, name, release, admission))
         announcer.start()
         opened.push_async_callback(asyncio.to_thread, announcer.stop)
         yield parts
 
 
-def _pipeline(
-    config: GatewayConfig, release: Release, schema: FeatureSchema, store: FeatureStore, wires: dict[str, WireClient]
-) -> Pipeline:
-    specs = table_specs(release)
-    catalogue = Catalogue(release.catalogue())
-    attribute_names = {name for user in release.users() for name in user.attributes}
-    return Pipeline(
-        plan=SplitPlan(stable=release.manifest.name),
-        resolver=Resolver(store, schema, attribute_names),
-        registry=Registry(store, catalogue, SystemClock()),
-        embeddings=Embeddings(
-            ParameterClient(wires["shard"], config.shards, config.partitions, specs),
-            schema,
-            catalogue,
-            generation=release.manifest.generation,
-            defaults={name: spec.default_row for name, spec in specs.items()},
-            recall_k=config.recall_k,
-        ),
-        edge=Ranker(wires["edge"], "edge"),
-        rerank=Ranker(wires["rerank"], "rerank"),
-        replies=ReplyMaker(release.manifest, catalogue),
-        rerank_depth=config.rerank_depth,
-    )
-
-
 @asynccontextmanager
 async def _followed(
-    config: GatewayConfig, wires: dict[str, WireClient]
+    config: GatewayConfig, rankers: Mapping[str, WireClient], releases: Releases
 ) -> AsyncIterator[Callable[[], Sequence[Entry]]]:
     """Keep the peers of every wire those of the directory; yields what the directory said last."""
     newest: list[Entry] = []
 
     def apply(entries: Sequence[Entry]) -> None:
         newest[:] = entries
-        for role, wire in wires.items():
+        for role, wire in rankers.items():
             wire.set_peers([_peer(entry) for entry in entries if entry.role == role])
+        releases.follow(entries)
 
     reader = DirectoryReader(config.redis_url, config.stack)
     watching = asyncio.create_task(reader.watch(apply))
@@ -163,7 +128,32 @@ async def _followed(
 
 
 def _peer(entry: Entry) -> Peer:
-    return Peer(entry.name, entry.address, entry.release if entry.role != "shard" else "", entry.meta)
+    return Peer(entry.name, entry.address, entry.release, entry.meta)
+
+
+@asynccontextmanager
+async def _gray(
+    config: GatewayConfig,
+    arms: Arms,
+    releases: Releases,
+    name: str,
+    entries: Callable[[], Sequence[Entry]],
+    clock: SystemClock,
+) -> AsyncIterator[Control]:
+    """Follow the gray release, and lead it whenever nobody else does."""
+    store = GrayStore(config.redis_url, config.stack)
+    follower = Follower(store, arms, name, releases.load, clock)
+    with suppress(TrirankError):
+        # Without Redis a gateway begins with the release it was started with.
+        await follower.look()
+    tasks = [asyncio.create_task(follower.run()), asyncio.create_task(Controller(store, name, clock).run())]
+    try:
+        yield Control(store, arms.base, config.shards, entries, clock)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.close()
 
 
 def _producer(opened: AsyncExitStack, config: GatewayConfig, delivery_s: float, max_pending: int) -> LogProducer:
@@ -202,9 +192,7 @@ def _status(
     )
 
 
-def _own_entry(config: GatewayConfig, release: Release, admission: Admission) -> Callable[[], Entry]:
-    name = f"gateway-{os.getpid()}-{secrets.token_hex(2)}"
-
+def _own_entry(config: GatewayConfig, name: str, release: Release, admission: Admission) -> Callable[[], Entry]:
     def make() -> Entry:
         return Entry(
             role="gateway",

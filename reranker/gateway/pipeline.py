@@ -25,7 +25,7 @@ from reranker.gateway.registry import Registry
 from reranker.gateway.replies import ReplyMaker
 from reranker.gateway.schemas import RecommendReply
 from reranker.gateway.trail import Trail
-from reranker.gray.split import SplitPlan, assign
+from reranker.gray.split import Assignment
 
 RankStage = Literal["edge", "rerank"]
 
@@ -36,7 +36,6 @@ class Pipeline:
     def __init__(
         self,
         *,
-        plan: SplitPlan,
         resolver: Resolver,
         registry: Registry,
         embeddings: Embeddings,
@@ -45,7 +44,6 @@ class Pipeline:
         replies: ReplyMaker,
         rerank_depth: int,
     ) -> None:
-        self._plan = plan
         self._resolver = resolver
         self._registry = registry
         self._embeddings = embeddings
@@ -53,9 +51,9 @@ class Pipeline:
         self._replies = replies
         self._rerank_depth = rerank_depth
 
-    async def answer(self, query: Query) -> RecommendReply:
-        """The reply to one query, within its deadline."""
-        trail = Trail(assign(self._plan, query.unit))
+    async def answer(self, query: Query, assigned: Assignment) -> RecommendReply:
+        """The reply to one query that was assigned to this release, within its deadline."""
+        trail = Trail(assigned)
         user = await self._features(query, trail)
         query = query if query.repeats_history else query.without(user.history_keys)
         found = await self._rows(query, user, trail)
@@ -68,9 +66,9 @@ class Pipeline:
             scores.rerank = await self._score("rerank", found.inputs.only(scores.chosen), query, trail)
         return self._replies.ranked(query, found, scores, places(scores, query.k), trail)
 
-    def fallback(self, query: Query, reason: str) -> RecommendReply:
+    def fallback(self, query: Query, assigned: Assignment, reason: str) -> RecommendReply:
         """A reply from memory alone."""
-        trail = Trail(assign(self._plan, query.unit))
+        trail = Trail(assigned)
         trail.degrade(reason)
         return self._replies.popular(query, trail)
 

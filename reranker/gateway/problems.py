@@ -13,6 +13,12 @@ MEDIA_TYPE = "application/problem+json"
 
 _TITLES = {
     "malformed-json": (400, "The body is not JSON"),
+    "unauthorized": (401, "The control token is missing or wrong"),
+    "unknown-release": (404, "There is no such gray release"),
+    "not-now": (409, "The gray release does not allow this now"),
+    "release-not-ready": (409, "The candidate release is not served by every tier yet"),
+    "version-conflict": (412, "The gray release was changed since it was read"),
+    "redis-unavailable": (503, "Redis does not answer"),
     "not-found": (404, "There is nothing at this path"),
     "method-not-allowed": (405, "This path does not take this method"),
     "too-large": (413, "The body is too large"),

@@ -21,9 +21,10 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What the pipeline answers. `candidates` None: recall them. `repeats_history`: rank items of the history too."""
+    """What the pipeline answers. `candidates` None: recall them. `repeats_history`: rank items of the history too.
+    `nonce` are 8 bytes that no other request has."""
 
-    recommendation_id: str
+    nonce: bytes
     request_id: str
     trace_id: str
     user_id: str | None
@@ -62,13 +63,13 @@ class Query:
 def query_of(
     asked: RecommendRequest | RankRequest,
     *,
-    recommendation_id: str,
+    nonce: bytes,
     trace_id: str | None,
     start_s: float,
     default_deadline_ms: float,
 ) -> Query:
     """The query of a parsed body. Raises Problem (422) for an id of more than 256 bytes."""
-    request_id = asked.request_id or recommendation_id
+    request_id = asked.request_id or nonce.hex()
     excluded = frozenset(keys_of(ITEM, text_ids(asked.exclude, "exclude")).tolist()) if asked.exclude else frozenset()
     candidates, keys, duplicates = None, np.empty(0, np.int64), 0
     if asked.candidates is not None:
@@ -76,7 +77,7 @@ def query_of(
         candidates, keys = _distinct(given, excluded)
         duplicates = len(given) - len(set(given))
     return Query(
-        recommendation_id=recommendation_id,
+        nonce=nonce,
         request_id=request_id,
         trace_id=trace_id or request_id,
         user_id=None if asked.user_id is None else text_id(asked.user_id, "user_id"),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from infra.clock import Clock
 from infra.release import EDGE_MODEL, RERANK_MODEL, Manifest
 from reranker.gateway.catalogue import UNKNOWN, Catalogue
 from reranker.gateway.degrade import Place, Scores, explain, sigmoid
@@ -30,20 +31,23 @@ from reranker.gateway.schemas import (
     Versions,
 )
 from reranker.gateway.trail import Trail
+from reranker.gray.attribution import Signer
 
 MAX_MISSING_IDS = 100
 
 
 class ReplyMaker:
-    """Makes the replies of one release."""
+    """Makes the replies of one release. `signer` makes the ids that say what showed the items."""
 
-    def __init__(self, manifest: Manifest, catalogue: Catalogue) -> None:
+    def __init__(self, manifest: Manifest, catalogue: Catalogue, signer: Signer, clock: Clock) -> None:
         self._name = manifest.name
         self._edge = manifest.files[EDGE_MODEL][:12]
         self._rerank = manifest.files[RERANK_MODEL][:12]
         self._generation = manifest.generation
         self._schema = manifest.schema_fingerprint
         self._catalogue = catalogue
+        self._signer = signer
+        self._clock = clock
 
     def ranked(
         self, query: Query, found: Found, scores: Scores, chosen: Sequence[Place], trail: Trail
@@ -124,7 +128,9 @@ class ReplyMaker:
         assigned = trail.assignment
         trail.timing_ms["total"] = round((time.monotonic() - query.budget.start_s) * 1e3, 3)
         return RecommendReply(
-            recommendation_id=query.recommendation_id,
+            recommendation_id=self._signer.sign(
+                assigned, generation=self._generation, shown_s=self._clock.now_us() // 1_000_000, request=query.nonce
+            ),
             request_id=query.request_id,
             items=items,
             release=ReleaseBlock(assigned.release, assigned.arm, assigned.bucket_ppm, assigned.reason),

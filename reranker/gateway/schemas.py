@@ -14,6 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from reranker.gateway.problems import Problem, invalid
+from reranker.gray.bodies import Change, Weight
+from reranker.gray.plan import Plan
 
 MAX_ID_BYTES = 256
 MAX_CANDIDATES = 2000
@@ -154,10 +156,10 @@ class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True):
     field: str | None = None
 
 
-T = TypeVar("T", RecommendRequest, RankRequest, FeedbackRequest)
+T = TypeVar("T", RecommendRequest, RankRequest, FeedbackRequest, Plan, Change, Weight)
 
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (RecommendRequest, RankRequest, FeedbackRequest)
+    kind: msgspec.json.Decoder(kind) for kind in (RecommendRequest, RankRequest, FeedbackRequest, Plan, Change, Weight)
 }
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`")

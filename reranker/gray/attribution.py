@@ -42,10 +42,10 @@ class Signer:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def sign(self, assigned: Assignment, *, epoch: int, generation: int, shown_s: int, request: bytes) -> str:
+    def sign(self, assigned: Assignment, *, generation: int, shown_s: int, request: bytes) -> str:
         """The id of one reply; `request` are 8 bytes nobody else has."""
         flags = _CANDIDATE * (assigned.arm == "candidate") | _COMPARED * assigned.compared
-        body = _BODY.pack(flags, epoch & _U32, generation & _U32, shown_s & _U32, request)
+        body = _BODY.pack(flags, assigned.epoch & _U32, generation & _U32, shown_s & _U32, request)
         return urlsafe_b64encode(body + self._mac(body)).decode()
 
     def read(self, recommendation_id: str | None) -> Attribution | None:

@@ -139,9 +139,9 @@ def _ratio(gate: Gate, measure: Measure, readings: Readings) -> Finding:
 
 def _upper_bound(baseline: Figures, q: float, gate: Gate) -> int | None:
     """The bucket that `limit` times the baseline's quantile lies in, with the quantile at the upper end of what the
-    sample allows (3 sigma); None while the sample is too small for that."""
+    sample allows (2 sigma); None while the sample is too small for that."""
     n = sum(baseline.latency.values())
-    upper = q + 3.0 * (q * (1.0 - q) / n) ** 0.5 if n else 1.0
+    upper = q + 2.0 * (q * (1.0 - q) / n) ** 0.5 if n else 1.0
     if n < gate.min_samples or upper >= 1.0:
         return None
     return quantile_bucket(baseline.latency, upper) + _buckets_of(gate.limit)

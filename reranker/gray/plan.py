@@ -66,11 +66,13 @@ RAMP = tuple(Step(weight_ppm=w) for w in (10_000, 50_000, 250_000, 500_000))
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A gray release as it is asked for. `salt` defaults to the candidate's name: another release, other users."""
+    """A gray release as it is asked for. `path` is the candidate's directory on the machine of the stack; `salt`
+    defaults to the candidate's name: another release, other users."""
 
     name: Name
     stable: Name
     candidate: Name
+    path: Annotated[str, Meta(max_length=4096, pattern=r"^/")]
     salt: Annotated[str, Meta(max_length=128, pattern=r"^[\x21-\x7e]*$")] = ""
     unit: Annotated[str, Meta(pattern=r"^(user_id|session_id|header:[A-Za-z0-9-]{1,64})$")] = "user_id"
     steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=50)] = RAMP

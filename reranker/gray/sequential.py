@@ -21,7 +21,7 @@ import math
 # Alternatives of the share test, as multiples of the limit's odds.
 ODDS = (1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 # Width of the mixing distribution over the difference it is centred at.
-WIDTH = 0.1
+WIDTH = 0.05
 # The normal approximation of a rate needs this many events in both samples together.
 MIN_EVENTS = 20
 

@@ -52,13 +52,15 @@ class SplitPlan:
 
 
 class Assignment(NamedTuple):
-    """The release that serves one request, and why. `compared`: it belongs to one of the two samples of the gates."""
+    """The release that serves one request, and why. `compared`: it belongs to one of the two samples of the gates.
+    `epoch` is the gray release it counts for; 0: none, because there is none or the arm was forced."""
 
     release: str
     arm: Arm
     bucket_ppm: int
     reason: Reason
     compared: bool = False
+    epoch: int = 0
 
 
 def bucket_ppm(salt: str, unit: str) -> int:
@@ -83,10 +85,10 @@ def assign(plan: SplitPlan, unit: str, user_id: str | None = None, forced: Arm |
     weight, end = plan.weight_ppm, PPM - plan.holdout_ppm
     size = end - weight if weight > end - weight else weight
     if bucket < weight:
-        return Assignment(candidate, "candidate", bucket, "split", bucket < size)
+        return Assignment(candidate, "candidate", bucket, "split", bucket < size, plan.epoch)
     if bucket >= end:
-        return Assignment(plan.stable, "stable", bucket, "holdout")
-    return Assignment(plan.stable, "stable", bucket, "split", bucket >= end - size)
+        return Assignment(plan.stable, "stable", bucket, "holdout", False, plan.epoch)
+    return Assignment(plan.stable, "stable", bucket, "split", bucket >= end - size, plan.epoch)
 
 
 def unit_of(

@@ -37,7 +37,8 @@ class TransitionRefused(Permanent):
 
 class GrayRelease(msgspec.Struct, frozen=True, kw_only=True):
     """A gray release now. `version` grows with every change (it is the ETag); `since_us` is when the step began;
-    `epoch` is the version of the split with which it was started."""
+    `epoch` is the version of the split with which it was started; `stable_path` is the directory of the stable release
+    when it came by a gray release itself, else empty: the stack was started with it."""
 
     plan: Plan
     state: State = "draft"
@@ -48,6 +49,13 @@ class GrayRelease(msgspec.Struct, frozen=True, kw_only=True):
     changed_us: int = 0
     reason: str = ""
     epoch: int = 0
+    stable_path: str = ""
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Directories of the releases that have to be served beside the one the stack was started with."""
+        stable = {self.plan.stable: self.stable_path} if self.stable_path else {}
+        return {**stable, self.plan.candidate: self.plan.path}
 
     @property
     def at_last_step(self) -> bool:

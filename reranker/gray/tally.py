@@ -65,9 +65,9 @@ class Tally:
             self._seen = {arm: bytearray(PPM if epoch else 0) for arm in ARMS}
             self._new = {arm: [] for arm in ARMS}
 
-    def answered(self, assigned: Assignment, epoch: int, outcome: Outcome) -> None:
+    def answered(self, assigned: Assignment, outcome: Outcome) -> None:
         """Count one reply, by the split that was in force when the request came."""
-        if not epoch or epoch != self.epoch or assigned.reason == "override":
+        if not assigned.epoch or assigned.epoch != self.epoch:
             return
         counts = self._of(Sample(assigned.arm, assigned.compared))
         plain = counts.plain

@@ -30,7 +30,7 @@ LOOK_S = 5.0
 LONGEST_S = 1800.0
 CLICKS = Gate(metric="click_through", kind="non_inferiority", limit=DROP, alpha=ALPHA)
 PLAN = Plan(
-    name="sim", stable="a", candidate="b", gates=(*HARD_GATES, CLICKS), auto_promote=True,
+    name="sim", stable="a", candidate="b", path="/b", gates=(*HARD_GATES, CLICKS), auto_promote=True,
     steps=tuple(Step(weight_ppm=w, hold_s=120, min_samples=200) for w in (10_000, 50_000, 250_000, 500_000)),
 )  # fmt: skip
 
@@ -186,7 +186,9 @@ def _figures(row: np.ndarray) -> Figures:
 def _held(plan: Plan) -> Plan:
     """The plan with steps that are held longer than the simulation runs."""
     steps = tuple(Step(weight_ppm=step.weight_ppm, hold_s=10 * LONGEST_S) for step in plan.steps)
-    return Plan(name=plan.name, stable=plan.stable, candidate=plan.candidate, gates=plan.gates, steps=steps)
+    return Plan(
+        name=plan.name, stable=plan.stable, candidate=plan.candidate, path=plan.path, gates=plan.gates, steps=steps
+    )
 
 
 def _says(what: str, good: bool, detail: str) -> bool:

@@ -134,7 +134,7 @@ def reply(*ids: str) -> RecommendReply:
 
 
 def offer(producer: Producer, asked: RecommendRequest, *answers: RecommendReply, flush: bool = True) -> None:
-    query = query_of(asked, recommendation_id="rec", trace_id=None, start_s=0.0, default_deadline_ms=100.0)
+    query = query_of(asked, nonce=bytes(8), trace_id=None, start_s=0.0, default_deadline_ms=100.0)
 
     async def go() -> None:
         impressions = Impressions(producer, "t", 8, Clock())
@@ -190,9 +190,7 @@ def test_impressions_leave_by_themselves_after_a_moment() -> None:
     producer = Producer()
 
     async def go() -> None:
-        query = query_of(
-            RecommendRequest(), recommendation_id="rec", trace_id=None, start_s=0.0, default_deadline_ms=100.0
-        )
+        query = query_of(RecommendRequest(), nonce=bytes(8), trace_id=None, start_s=0.0, default_deadline_ms=100.0)
         Impressions(producer, "t", 8, Clock()).offer(query, reply("a"))
         async with asyncio.timeout(10):
             while not producer.sent:

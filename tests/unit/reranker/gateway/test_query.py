@@ -10,7 +10,7 @@ from reranker.gateway.schemas import RankRequest, RecommendRequest
 
 
 def query(asked: RecommendRequest | RankRequest, trace_id: str | None = None) -> Query:
-    return query_of(asked, recommendation_id="r", trace_id=trace_id, start_s=5.0, default_deadline_ms=100.0)
+    return query_of(asked, nonce=bytes(8), trace_id=trace_id, start_s=5.0, default_deadline_ms=100.0)
 
 
 def test_a_candidate_named_twice_is_ranked_once_at_its_first_position() -> None:
@@ -56,7 +56,7 @@ def test_no_candidates_is_not_the_same_as_candidates_left_out() -> None:
         (RecommendRequest(user_id=196, session_id="s", request_id="q"), "196"),
         (RecommendRequest(session_id="s", request_id="q"), "s"),
         (RecommendRequest(request_id="q"), "q"),
-        (RecommendRequest(), "r"),
+        (RecommendRequest(), bytes(8).hex()),
     ],
 )
 def test_the_split_goes_by_user_then_session_then_request(asked: RecommendRequest, unit: str) -> None:

@@ -15,8 +15,8 @@ u32 = st.integers(0, 2**32 - 1)
 
 
 def signed(arm: Arm = "candidate", compared: bool = True, **changed: Any) -> str:
-    assigned = Assignment("r", arm, 5, "split", compared)
-    return SIGNER.sign(assigned, **{"epoch": 7, "generation": 9, "shown_s": 1000, "request": REQUEST, **changed})
+    assigned = Assignment("r", arm, 5, "split", compared, changed.pop("epoch", 7))
+    return SIGNER.sign(assigned, **{"generation": 9, "shown_s": 1000, "request": REQUEST, **changed})
 
 
 @given(st.sampled_from(["stable", "candidate"]), st.booleans(), u32, u32, u32, st.binary(min_size=8, max_size=8))

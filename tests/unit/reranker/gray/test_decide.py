@@ -16,7 +16,7 @@ GOOD = Figures(requests=3000, units=900, latency={60: 1500, 70: 1400, 80: 70, 90
 BAD = replace(GOOD, degraded=3000)
 HOLD_S = 60.0
 PLAN = Plan(
-    name="g", stable="a", candidate="b", gates=HARD_GATES,
+    name="g", stable="a", candidate="b", path="/b", gates=HARD_GATES,
     steps=tuple(Step(weight_ppm=weight, hold_s=HOLD_S, min_samples=1000) for weight in (10_000, 500_000)),
 )  # fmt: skip
 AS_GIVEN = {name: getattr(PLAN, name) for name in PLAN.__struct_fields__}
@@ -92,7 +92,9 @@ def test_a_failed_gate_wins_over_a_mismatch() -> None:
 
 
 def test_a_dry_run_gate_is_shown_and_not_acted_upon() -> None:
-    plan = Plan(name="g", stable="a", candidate="b", gates=(Gate(metric="degraded_share", limit=0.05, dry_run=True),))
+    plan = Plan(
+        name="g", stable="a", candidate="b", path="/b", gates=(Gate(metric="degraded_share", limit=0.05, dry_run=True),)
+    )
     found = decide(running(plan), readings(BAD), LATER)
 
     assert found.act == "step"
@@ -105,7 +107,9 @@ def test_only_a_running_release_is_acted_upon(state: State) -> None:
 
 
 def test_where_everybody_has_the_candidate_release_its_own_requests_count() -> None:
-    plan = Plan(name="g", stable="a", candidate="b", gates=HARD_GATES[:3], steps=(Step(weight_ppm=1_000_000),))
+    plan = Plan(
+        name="g", stable="a", candidate="b", path="/b", gates=HARD_GATES[:3], steps=(Step(weight_ppm=1_000_000),)
+    )
     window = Window(GOOD, Figures(), Figures())
 
     assert decide(running(plan), Readings(window, window, window, window), LATER).verdict == "healthy"

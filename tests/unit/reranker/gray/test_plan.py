@@ -8,7 +8,7 @@ import pytest
 from infra.errors import InvalidInput
 from reranker.gray.plan import Plan, check_plan, overrides_of
 
-GOOD: dict[str, Any] = {"name": "better-head", "stable": "a", "candidate": "b"}
+GOOD: dict[str, Any] = {"name": "better-head", "stable": "a", "candidate": "b", "path": "/b"}
 
 
 def plan(**changed: Any) -> Plan:
@@ -59,6 +59,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_by_field(changed: dict[str
     "changed",
     [
         {"name": "no spaces"},
+        {"path": "relative"},
         {"salt": "a\u0000b"},
         {"unit": "shoe_size"},
         {"steps": []},

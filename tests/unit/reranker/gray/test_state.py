@@ -15,6 +15,7 @@ PLAN = Plan(
     name="g",
     stable="a",
     candidate="b",
+    path="/b",
     steps=(Step(weight_ppm=10_000), Step(weight_ppm=500_000)),
     max_weight_ppm=600_000,
 )

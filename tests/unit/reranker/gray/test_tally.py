@@ -6,8 +6,8 @@ from reranker.gray.attribution import Attribution
 from reranker.gray.split import Assignment
 from reranker.gray.tally import MAX_EVENT_NAMES, Outcome, Sample, Tally
 
-CANDIDATE = Assignment("b", "candidate", 5, "split", True)
-BASELINE = Assignment("a", "stable", 900_000, "split", True)
+CANDIDATE = Assignment("b", "candidate", 5, "split", True, 7)
+BASELINE = Assignment("a", "stable", 900_000, "split", True, 7)
 FINE = Outcome(
     took_ms=3.0, failed=False, late=False, degraded=False, candidates=500, missing_rows=2, cold=True, shown=20
 )
@@ -22,9 +22,9 @@ def tally() -> Tally:
 
 def test_replies_are_counted_by_sample() -> None:
     counts = tally()
-    counts.answered(CANDIDATE, 7, FINE)
-    counts.answered(CANDIDATE, 7, replace(FINE, degraded=True, late=True, failed=True, cold=False))
-    counts.answered(BASELINE, 7, FINE)
+    counts.answered(CANDIDATE, FINE)
+    counts.answered(CANDIDATE, replace(FINE, degraded=True, late=True, failed=True, cold=False))
+    counts.answered(BASELINE, FINE)
 
     found = counts.figures()
     mine = found[Sample("candidate", True)]
@@ -35,7 +35,7 @@ def test_replies_are_counted_by_sample() -> None:
 
 def test_requests_whose_arm_was_forced_are_in_no_sample() -> None:
     counts = tally()
-    counts.answered(Assignment("b", "candidate", 5, "override"), 7, FINE)
+    counts.answered(Assignment("b", "candidate", 5, "override"), FINE)
 
     assert counts.figures() == {}
 
@@ -51,12 +51,12 @@ def test_events_count_for_what_showed_the_item() -> None:
 
 def test_nothing_of_another_gray_release_is_counted() -> None:
     counts = tally()
-    counts.answered(CANDIDATE, 6, FINE)
+    counts.answered(CANDIDATE._replace(epoch=6), FINE)
 
     assert not counts.happened(replace(SHOWN, epoch=6), "click")
     assert not counts.happened(replace(SHOWN, epoch=0), "click")
     assert counts.figures() == {}
-    counts.answered(CANDIDATE, 7, FINE)
+    counts.answered(CANDIDATE, FINE)
     counts.begin(8)
     assert counts.figures() == {}
     assert counts.new_buckets() == {"stable": [], "candidate": []}
@@ -64,7 +64,7 @@ def test_nothing_of_another_gray_release_is_counted() -> None:
 
 def test_without_a_gray_release_nothing_is_counted() -> None:
     counts = Tally()
-    counts.answered(CANDIDATE, 0, FINE)
+    counts.answered(CANDIDATE._replace(epoch=0), FINE)
 
     assert counts.figures() == {}
 
@@ -80,12 +80,12 @@ def test_the_names_of_events_are_bounded() -> None:
 def test_each_unit_is_told_once_and_again_until_it_is_known() -> None:
     counts = tally()
     for assigned in (CANDIDATE, CANDIDATE, BASELINE):
-        counts.answered(assigned, 7, FINE)
+        counts.answered(assigned, FINE)
     told = counts.new_buckets()
     assert told == {"stable": [900_000], "candidate": [5]}
     assert counts.new_buckets() == told
 
-    counts.answered(CANDIDATE._replace(bucket_ppm=6), 7, FINE)
+    counts.answered(CANDIDATE._replace(bucket_ppm=6), FINE)
     counts.told(7, told)
 
     assert counts.new_buckets() == {"stable": [], "candidate": [6]}

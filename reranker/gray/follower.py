@@ -1,0 +1,83 @@
+"""One gateway follows the gray release: takes every new split, says so, and tells what it has counted.
+
+A change is pushed and, should that be lost, read within a second. It is acknowledged once no request assigned by an
+older split is on its way any more. While Redis is away the split stands still. Invariant: a split is followed only when
+this gateway has loaded every release it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from infra.clock import Clock
+from infra.errors import TrirankError
+from reranker.gray.arms import Arms
+from reranker.gray.store import Ack, Current, GrayStore
+
+logger = logging.getLogger(__name__)
+
+READ_EVERY_S = 1.0
+DRAIN_S = 1.0
+_DRAIN_STEP_S = 0.002
+
+# Loads what the current gray release needs and returns the names of all releases this gateway can serve.
+Load = Callable[[Current], Awaitable[Collection[str]]]
+
+
+class Follower:
+    """Keeps `arms` at the newest split of the store."""
+
+    def __init__(self, store: GrayStore, arms: Arms, gateway: str, load: Load, clock: Clock) -> None:
+        self._store = store
+        self._arms = arms
+        self._gateway = gateway
+        self._load = load
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        reached = True
+        while True:
+            try:
+                await self.look()
+                await self._store.wait_for_change(READ_EVERY_S)
+                reached = True
+            except TrirankError as error:
+                if reached:
+                    logger.warning("the gray release cannot be followed; it stands still", extra={"reason": str(error)})
+                reached = False
+                await asyncio.sleep(READ_EVERY_S)
+            except Exception:  # the outermost loop
+                logger.exception("following the gray release failed")
+                await asyncio.sleep(READ_EVERY_S)
+
+    async def look(self) -> None:
+        """Read, follow, acknowledge, tell. Raises RedisUnavailable."""
+        current = await self._store.current()
+        releases = tuple(sorted(await self._load(current)))
+        split = current.split
+        if split is not None and split.version != self._arms.split.version:
+            missing = {split.stable, split.candidate or split.stable} - set(releases)
+            if missing:
+                logger.error("a release of the split is not loaded here", extra={"release": sorted(missing)[0]})
+            else:
+                self._arms.follow(split)
+                await self._drained(split.version)
+        version = self._arms.split.version
+        in_flight = self._arms.flying_before(version)
+        await self._store.acknowledge(self._gateway, Ack(version, self._clock.now_us(), in_flight, releases))
+        await self._tell()
+
+    async def _drained(self, version: int) -> None:
+        end_s = self._clock.monotonic_s() + DRAIN_S
+        while self._arms.flying_before(version) and self._clock.monotonic_s() < end_s:
+            await asyncio.sleep(_DRAIN_STEP_S)
+
+    async def _tell(self) -> None:
+        tally = self._arms.tally
+        if tally.epoch:
+            epoch, buckets = tally.epoch, tally.new_buckets()
+            await self._store.tell(epoch, self._gateway, tally.figures(), buckets)
+            tally.told(epoch, buckets)

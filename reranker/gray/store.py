@@ -1,0 +1,222 @@
+"""The gray release in Redis: one current release, the split it leads to, the audit log, and who has seen what.
+
+    {stack}:gray            hash: release, split, version, head      {stack}:gray:audit    list of entries
+    {stack}:gray:lease      the leader's token, for LEASE_S          {stack}:gray:acks     hash: gateway -> Ack
+    {stack}:gray:told:EPOCH hash: gateway -> counts                  {stack}:gray:seen:EPOCH:ARM  bitmap of buckets
+
+A change is one script: it is made only on top of the version it was decided on, and a leader's only while its lease is
+still its own (the token fences it out). Refuses everything else with Conflict. Invariant: version, split, release and
+audit log always belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from infra.errors import Retryable
+from infra.redis import connect_async, redis_errors
+from reranker.gray.audit import GENESIS, Entry, appended
+from reranker.gray.measures import Figures
+from reranker.gray.split import Arm, SplitPlan
+from reranker.gray.state import Action, GrayRelease, split_of
+from reranker.gray.tally import Sample
+
+LEASE_S = 2.0
+KEEP_S = 30 * 86_400  # counts of old epochs
+ANSWERS_S = 86_400  # replies kept for the same Idempotency-Key
+
+_COMMIT = """
+if (redis.call('HGET', KEYS[1], 'version') or '0') ~= ARGV[1] then return 'version' end
+if ARGV[2] ~= '' and redis.call('GET', KEYS[3]) ~= ARGV[2] then return 'lease' end
+redis.call('HSET', KEYS[1], 'version', ARGV[3], 'release', ARGV[4], 'split', ARGV[5], 'head', ARGV[6])
+redis.call('RPUSH', KEYS[2], ARGV[7])
+redis.call('PUBLISH', KEYS[1], ARGV[3])
+return 'ok'
+"""
+_LEASE = """
+local owner = redis.call('GET', KEYS[1])
+if not owner or owner == ARGV[1] then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) return 1 end
+return 0
+"""
+
+
+class Conflict(Retryable):
+    """Somebody else changed the release in between, or the lease is another's: read again."""
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """The version of the split one gateway serves by, since when, and what it still answered by an older one."""
+
+    version: int
+    at_us: int
+    in_flight: int
+    releases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What is in force. Before the first gray release `release` and `split` are None and `version` is 0."""
+
+    version: int
+    release: GrayRelease | None
+    split: SplitPlan | None
+    head: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What one gateway has counted, by sample."""
+
+    samples: list[tuple[Sample, Figures]]
+
+
+class GrayStore:
+    """All methods belong to one event loop and raise RedisUnavailable."""
+
+    def __init__(self, redis_url: str, stack: str) -> None:
+        self._client: Any = connect_async(redis_url)
+        self._key = f"{stack}:gray"
+        self._pubsub: Any = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._pubsub is not None:
+            await self._pubsub.aclose()
+        await self._client.aclose()
+
+    async def current(self) -> Current:
+        """What is in force now."""
+        with redis_errors():
+            version, release, split, head = await self._client.hmget(self._key, "version", "release", "split", "head")
+        if version is None:
+            return Current(0, None, None, GENESIS)
+        return Current(
+            int(version),
+            msgspec.json.decode(release, type=GrayRelease),
+            msgspec.json.decode(split, type=SplitPlan),
+            head.decode(),
+        )
+
+    async def commit(
+        self, on: Current, release: GrayRelease, action: Action, *, who: str, why: str, at_us: int, lease: str = ""
+    ) -> Current:
+        """Put `release` in force on top of `on`; with `lease` only while that is the leader's. Raises Conflict."""
+        version = on.version + 1
+        if action == "start":
+            release = msgspec.structs.replace(release, epoch=version)
+        split = split_of(release, version)
+        entry = appended(
+            on.head,
+            Entry(
+                seq=version, at_us=at_us, who=who, action=action, why=why, release=release.plan.name,
+                version=release.version, state=release.state, step=release.step, split=split, previous="",
+            ),
+        )  # fmt: skip
+        encode = msgspec.json.encode
+        keys = (self._key, f"{self._key}:audit", f"{self._key}:lease")
+        values = (on.version, lease, version, encode(release), encode(split), entry.digest, encode(entry))
+        with redis_errors():
+            answer = await self._client.eval(_COMMIT, len(keys), *keys, *values)
+        if answer != b"ok":
+            what = "the lease is another's" if answer == b"lease" else "the release was changed in between"
+            raise Conflict(f"{what}; read it again")
+        return Current(version, release, split, entry.digest)
+
+    async def audit(self) -> list[Entry]:
+        """Every change so far, oldest first."""
+        with redis_errors():
+            return [
+                msgspec.json.decode(raw, type=Entry) for raw in await self._client.lrange(f"{self._key}:audit", 0, -1)
+            ]
+
+    async def replied(self, key: str) -> bytes | None:
+        """The reply to an earlier change with this Idempotency-Key."""
+        with redis_errors():
+            raw: bytes | None = await self._client.get(f"{self._key}:reply:{key}")
+        return raw
+
+    async def reply(self, key: str, body: bytes) -> None:
+        """Keep the reply to a change for a day."""
+        with redis_errors():
+            await self._client.set(f"{self._key}:reply:{key}", body, ex=ANSWERS_S)
+
+    async def lead(self, token: str) -> bool:
+        """Take or keep the lease; whether it is ours for the next LEASE_S."""
+        with redis_errors():
+            return bool(await self._client.eval(_LEASE, 1, f"{self._key}:lease", token, int(LEASE_S * 1000)))
+
+    async def acknowledge(self, gateway: str, ack: Ack) -> None:
+        """Say which version this gateway serves by."""
+        with redis_errors():
+            await self._client.hset(f"{self._key}:acks", gateway, msgspec.json.encode(ack))
+
+    async def acks(self) -> dict[str, Ack]:
+        """The newest acknowledgement of every gateway there ever was."""
+        with redis_errors():
+            found = await self._client.hgetall(f"{self._key}:acks")
+        return {name.decode(): msgspec.json.decode(raw, type=Ack) for name, raw in found.items()}
+
+    async def tell(
+        self, epoch: int, gateway: str, figures: Mapping[Sample, Figures], buckets: Mapping[Arm, list[int]]
+    ) -> None:
+        """Replace what this gateway has counted, and add the buckets of units it has seen."""
+        told, seen = f"{self._key}:told:{epoch}", f"{self._key}:seen:{epoch}"
+        with redis_errors():
+            async with self._client.pipeline(transaction=False) as pipeline:
+                pipeline.hset(told, gateway, msgspec.json.encode(Told(list(figures.items()))))
+                pipeline.expire(told, KEEP_S)
+                for arm, found in buckets.items():
+                    for bucket in found:
+                        pipeline.setbit(f"{seen}:{arm}", bucket, 1)
+                    pipeline.expire(f"{seen}:{arm}", KEEP_S)
+                await pipeline.execute()
+
+    async def mark(self, epoch: int, since_us: int, sums: Mapping[Sample, Figures]) -> dict[Sample, Figures]:
+        """What had been counted when a step began: the first one to say so is believed; returns what he said."""
+        key = f"{self._key}:marks:{epoch}"
+        with redis_errors():
+            async with self._client.pipeline(transaction=False) as pipeline:
+                pipeline.hsetnx(key, str(since_us), msgspec.json.encode(Told(list(sums.items()))))
+                pipeline.expire(key, KEEP_S)
+                pipeline.hget(key, str(since_us))
+                _, _, raw = await pipeline.execute()
+        return dict(msgspec.json.decode(raw, type=Told).samples)
+
+    async def report(self, analysis: bytes) -> None:
+        """Keep the newest decision for whoever asks (JSON)."""
+        with redis_errors():
+            await self._client.hset(self._key, "analysis", analysis)
+
+    async def analysis(self) -> bytes | None:
+        """The newest decision."""
+        with redis_errors():
+            raw: bytes | None = await self._client.hget(self._key, "analysis")
+        return raw
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when a change is published, or after `timeout_s`."""
+        with redis_errors():
+            if self._pubsub is None:
+                self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+                await self._pubsub.subscribe(self._key)
+            await self._pubsub.get_message(timeout=timeout_s)
+
+    async def told(self, epoch: int) -> dict[Sample, Figures]:
+        """What all gateways have counted together; `units` are set for the compared samples."""
+        key = f"{self._key}:told:{epoch}"
+        with redis_errors():
+            async with self._client.pipeline(transaction=False) as pipeline:
+                pipeline.hvals(key)
+                pipeline.bitcount(f"{self._key}:seen:{epoch}:candidate")
+                pipeline.bitcount(f"{self._key}:seen:{epoch}:stable")
+                raws, candidate, stable = await pipeline.execute()
+        sums: dict[Sample, Figures] = {}
+        for raw in raws:
+            for sample, figures in msgspec.json.decode(raw, type=Told).samples:
+                sums[sample] = sums.get(sample, Figures()).plus(figures)
+        for sample, units in ((Sample("candidate", True), candidate), (Sample("stable", True), stable)):
+            sums[sample] = replace(sums.get(sample, Figures()), units=units)
+        return sums

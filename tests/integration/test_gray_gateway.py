@@ -1,0 +1,263 @@
+"""Two releases behind a real gateway: the whole life of a gray release over HTTP, and every refusal."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.redis import connect
+from infra.release import Release
+from tests.gateway_stack import STACK, TOKEN, Answer, GatewayStack, broken
+from tests.support import eventually
+from tests.tiny_release import write_tiny_release
+
+OPERATOR = {"authorization": f"Bearer {TOKEN}", "x-operator": "ann"}
+HARD = [{"metric": "error_share", "limit": 0.01}, {"metric": "degraded_share", "limit": 0.05}]
+
+
+class TwoReleases:
+    """The gateway's stack with a second release beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "a").mkdir()
+        self.stack = GatewayStack(directory / "a")
+        (directory / "b").mkdir()
+        self.other: Release = write_tiny_release(directory / "b" / "release", name="tiny-b", poison=True)
+
+    def start(self) -> TwoReleases:
+        self.stack.start()
+        self.tiers = {role: self.stack.tier(role, 7, self.other, shard=0) for role in ("shard", "edge", "rerank")}
+        self.stack.more += self.tiers.values()
+        for tier in self.tiers.values():
+            tier.start()
+        return self
+
+    def plan(self, **changed: Any) -> dict[str, Any]:
+        return {
+            "name": "g", "stable": "tiny", "candidate": "tiny-b", "path": str(self.other.path), "gates": HARD,
+            "steps": [{"weight_ppm": w, "hold_s": 0, "min_samples": 30} for w in (300_000, 500_000)], **changed,
+        }  # fmt: skip
+
+    def control(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.stack.ask(
+            method, f"/v1/releases{path}", None if body is None else json.dumps(body).encode(), {**OPERATOR, **named}
+        )
+
+    def started(self, **changed: Any) -> Answer:
+        created = self.control("POST", "", self.plan(**changed))
+        assert created.status == 201, created.body
+        return eventually(lambda: (a := self.control("POST", "/g:start", {"why": "go"})).status == 200 and a)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[TwoReleases]:
+    running = TwoReleases(tmp_path)
+    try:
+        yield running.start()
+    finally:
+        running.stack.stop()
+
+
+def versions(answer: Answer) -> tuple[str, str, int]:
+    body = answer.body
+    return body["release"]["id"], body["release"]["arm"], body["versions"]["generation"]
+
+
+def mixed(two: TwoReleases, answer: Answer) -> bool:
+    """Whether parts of two releases made this answer."""
+    release = two.other if answer.body["release"]["id"] == "tiny-b" else two.stack.release
+    found, manifest = answer.body["versions"], release.manifest
+    return not (
+        found["generation"] == manifest.generation
+        and manifest.files["edge/mlp.fp32.onnx"].startswith(found["edge"])
+        and manifest.files["rerank/bst.fp32.onnx"].startswith(found["rerank"])
+    )
+
+
+def ask(two: TwoReleases, users: range) -> list[Answer]:
+    return [two.stack.recommend(user_id=f"v{i}") for i in users]
+
+
+def test_a_release_goes_from_draft_to_everybody_and_back(two: TwoReleases) -> None:
+    assert two.control("GET", "").body == {"releases": []}
+    started = two.started()
+    assert (started.body["state"], started.body["weight_ppm"]) == ("running", 300_000)
+    assert started.body["acknowledged"]["acked"] == started.body["acknowledged"]["gateways"] == 1
+    assert started.headers["etag"] == '"2"'
+
+    answers = ask(two, range(60))
+    assert all(answer.status == 200 for answer in answers)
+    assert not any(mixed(two, answer) for answer in answers)
+    arms = {answer.body["release"]["arm"] for answer in answers}
+    assert arms == {"stable", "candidate"}
+    one = next(answer for answer in answers if answer.body["release"]["arm"] == "candidate")
+    assert one.headers["x-release-arm"] == "candidate"
+
+    def ramped() -> bool:
+        ask(two, range(60, 160))
+        return bool(two.control("GET", "/g").body["step"] == 2)
+
+    eventually(ramped, timeout_s=30)
+    eventually(
+        lambda: ask(two, range(100)) and two.control("GET", "/g/analysis").body["decision"]["verdict"] == "healthy",
+        timeout_s=30,
+    )
+    promoted = eventually(lambda: (a := two.control("POST", "/g:promote")).status == 200 and a)
+    assert promoted.body["serving"] == "tiny-b"
+    assert {versions(answer)[0] for answer in ask(two, range(40))} == {"tiny-b"}
+
+    back = two.control("POST", "/g:rollback", {"why": "regret"})
+    assert (back.body["state"], back.body["acknowledged"]["missing"]) == ("aborted", [])
+    assert {versions(answer)[0] for answer in ask(two, range(40))} == {"tiny"}
+    events = two.control("GET", "/g/events").body["events"]
+    assert [e["action"] for e in events] == ["create", "start", "step", "promote", "rollback"]
+    assert [e["who"] for e in events] == ["ann", "ann", "controller", "ann", "ann"]
+
+
+def test_a_broken_release_is_aborted_by_itself_and_nobody_sees_it_again(two: TwoReleases) -> None:
+    two.tiers["rerank"].damage = broken
+    two.started()
+
+    def aborted() -> bool:
+        assert all(answer.status == 200 for answer in ask(two, range(80)))
+        return bool(two.control("GET", "/g").body["state"] == "aborted")
+
+    eventually(aborted, timeout_s=30)
+    shown = two.control("GET", "/g").body
+    assert shown["reason"].startswith("degraded_share: ")
+    eventually(lambda: {versions(answer)[0] for answer in ask(two, range(20))} == {"tiny"})
+    before = len(two.tiers["edge"].requests)
+    ask(two, range(80))
+    assert len(two.tiers["edge"].requests) == before
+
+
+def test_after_an_abort_has_returned_the_candidate_release_answers_nothing(two: TwoReleases) -> None:
+    two.started()
+    ask(two, range(20))
+    aborted = two.control("POST", "/g:abort", {"why": "enough"})
+
+    assert aborted.body["acknowledged"]["acked"] == 1
+    assert aborted.body["acknowledged"]["inflight"] == 0
+    assert aborted.body["acknowledged"]["propagation_ms"] < 1000
+    asked = len(two.tiers["edge"].requests)
+    assert {versions(answer)[:2] for answer in ask(two, range(60))} == {("tiny", "stable")}
+    assert len(two.tiers["edge"].requests) == asked
+
+
+def test_feedback_counts_for_the_arm_that_showed_the_item(two: TwoReleases) -> None:
+    two.started(gates=[*HARD, {"metric": "click_through", "kind": "non_inferiority", "limit": 0.2, "dry_run": True}])
+    answers = ask(two, range(60))
+    for answer in answers:
+        item = answer.body["items"][0]["item_id"]
+        ids = (answer.body["recommendation_id"], "forged" * 7, None)
+        events = [{"user_id": "u", "item_id": item, "event": "click", "recommendation_id": i} for i in ids]
+        assert two.stack.post("/v1/feedback", {"events": events}).status == 202
+
+    def clicks() -> Any:
+        with connect(two.stack.redis.url) as redis:
+            raw = [value for key in redis.scan_iter(f"{STACK}:gray:told:*") for value in redis.hvals(key)]
+        told = [sample for one in raw for sample in json.loads(one)["samples"]]
+        return sum(figures["events"].get("click", 0) for _, figures in told) == 60 and told
+
+    told = eventually(clicks)
+    by_arm = {"stable": 0, "candidate": 0}
+    for (arm, _), figures in told:
+        by_arm[arm] += figures["events"].get("click", 0)
+    assert by_arm["candidate"] == sum(answer.body["release"]["arm"] == "candidate" for answer in answers)
+
+
+def test_a_caller_with_the_token_may_choose_his_arm_and_others_may_not(two: TwoReleases) -> None:
+    two.started()
+    body = json.dumps({"user_id": "someone"}).encode()
+    arms = {}
+    for arm in ("candidate", "stable"):
+        forced = two.stack.ask("POST", "/v1/recommend", body, {**OPERATOR, "x-trirank-arm": arm})
+        arms[arm] = forced.body["release"]
+    assert {arm: found["arm"] for arm, found in arms.items()} == {"candidate": "candidate", "stable": "stable"}
+    assert arms["candidate"]["reason"] == "override"
+
+    own = two.stack.ask("POST", "/v1/recommend", body, {"x-trirank-arm": "candidate"}).body["release"]
+    assert own["reason"] == "split"
+
+
+def test_the_arm_of_a_user_is_told_with_the_reason(two: TwoReleases) -> None:
+    two.started(overrides=[{"user_ids": ["vip"], "arm": "candidate"}])
+    told = two.control("GET", "/g/assignment?user_id=vip").body
+
+    assert (told["arm"], told["release"], told["reason"]) == ("candidate", "tiny-b", "override")
+    for user in ("v1", "v2", "v3"):
+        asked = two.control("GET", f"/g/assignment?user_id={user}").body
+        assert asked["arm"] == two.stack.recommend(user_id=user).body["release"]["arm"]
+    assert two.control("GET", "/g/assignment").status == 422
+
+
+def test_every_refusal_is_a_problem_of_its_own(two: TwoReleases) -> None:
+    def problem(answer: Answer) -> tuple[int, str, str | None]:
+        assert answer.headers["content-type"] == "application/problem+json"
+        return answer.status, answer.body["type"].removeprefix("/problems/"), answer.body.get("field")
+
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"}):
+        assert problem(two.stack.ask("GET", "/v1/releases", None, headers)) == (401, "unauthorized", None)
+    assert problem(two.control("GET", "/nope")) == (404, "unknown-release", None)
+    assert problem(two.control("POST", "/nope:start")) == (404, "unknown-release", None)
+    for changed, field in (
+        ({"gates": [{"metric": "happiness", "limit": 0.1}]}, "gates[0].metric"),
+        ({"max_weight_ppm": 100}, "steps[0].weight_ppm"),
+        ({"path": "/nowhere"}, "path"),
+        ({"candidate": "tiny-c"}, "path"),
+        ({"steps": [{"weight_ppm": -1}]}, "steps[0].weight_ppm"),
+        ({"colour": 1}, "colour"),
+    ):
+        assert problem(two.control("POST", "", two.plan(**changed))) == (422, "invalid-request", field)
+    assert problem(two.control("POST", "", two.plan(stable="other"))) == (409, "not-now", None)
+    two.started(max_weight_ppm=600_000)
+    assert problem(two.control("POST", "", two.plan())) == (409, "not-now", None)
+    assert problem(two.control("POST", "/g:pause", if_match='"1"')) == (412, "version-conflict", None)
+    assert problem(two.control("POST", "/g:promote")) == (409, "not-now", None)
+    assert problem(two.control("PATCH", "/g", {"weight_ppm": 700_000})) == (422, "invalid-request", "weight_ppm")
+    assert problem(two.control("PATCH", "/g", {"weight": 7})) == (422, "invalid-request", "weight")
+
+
+def test_the_same_change_asked_twice_is_made_once(two: TwoReleases) -> None:
+    two.started()
+    replies = [two.control("PATCH", "/g", {"weight_ppm": 310_000}, idempotency_key="k1") for _ in range(2)]
+
+    assert replies[0].body == replies[1].body
+    assert "idempotent-replay" in replies[1].headers
+    assert [e["action"] for e in two.control("GET", "/g/events").body["events"]] == ["create", "start", "weight"]
+
+
+def test_changes_are_streamed_to_whoever_watches(two: TwoReleases) -> None:
+    two.started()
+    connection = http.client.HTTPConnection("127.0.0.1", two.stack.port, timeout=10)
+    connection.request("GET", "/v1/releases/g/events", headers={**OPERATOR, "accept": "text/event-stream"})
+    reply = connection.getresponse()
+    try:
+        lines: list[str] = []
+        while sum(line == "event: change" for line in lines) < 2:
+            lines.append(reply.readline().decode().strip())
+        two.control("POST", "/g:pause", {"why": "lunch"})
+        while not lines[-1].startswith("data: ") or '"pause"' not in lines[-1]:
+            lines.append(reply.readline().decode().strip())
+    finally:
+        connection.close()
+
+    assert json.loads(lines[-1].removeprefix("data: "))["why"] == "lunch"
+
+
+def test_while_redis_is_away_the_split_stands_still_and_requests_go_on(two: TwoReleases) -> None:
+    two.started()
+    before = {i: two.stack.recommend(user_id=f"v{i}").body["release"]["arm"] for i in range(30)}
+    two.stack.redis.stop()
+
+    found = {i: two.stack.recommend(user_id=f"v{i}") for i in range(30)}
+    assert all(answer.status == 200 for answer in found.values())
+    assert {i: answer.body["release"]["arm"] for i, answer in found.items()} == before
+    refused = two.control("POST", "/g:abort")
+    assert (refused.status, refused.body["type"]) == (503, "/problems/redis-unavailable")
