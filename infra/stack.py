@@ -235,6 +235,7 @@ class Stack:
         from feature_service.schema import schema_of
         from feature_service.store import HistoryWriter
         from param_server.actor import start_shards, stop_shards
+        from reranker.beside import Beside
         from reranker.gateway.app import gateway_application
         from reranker.replica import rerank_application
 
@@ -257,6 +258,9 @@ class Stack:
             serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
             self._undo.append(("shards", partial(stop_shards, shards.result())))
             self._undo.append(("events", partial(stop_events, events.result())))
+        beside = Beside(settings, release.manifest.name, redis_url, kafka)
+        beside.start()
+        self._undo.append(("releases beside", beside.stop))
 
     def _wait_ready(self, url: str) -> None:
         end = time.monotonic() + READY_TIMEOUT_S

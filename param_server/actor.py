@@ -12,13 +12,14 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from infra.directory import Announcer, Entry
-from infra.errors import TrirankError
+from infra.directory import Announcer, Entry, read_directory
+from infra.errors import RedisUnavailable, TrirankError
 from infra.logs import configure_logging
 from infra.release import read_release
 from infra.settings import Settings
@@ -35,13 +36,17 @@ _MOST_SOCKET_PATH = 100
 class ShardActor:
     """One shard in its own process. Ray gives it a fresh start when the process ends."""
 
-    def __init__(self, settings: Settings, release_path: str, redis_url: str, kafka: str, index: int) -> None:
+    def __init__(
+        self, settings: Settings, release_path: str, redis_url: str, kafka: str, index: int, side: str
+    ) -> None:
         configure_logging(settings.log_level)
         # The stack has verified the files when it started.
         release = read_release(Path(release_path), verify_files=False)
-        config = _config(settings, kafka, index)
+        config = _config(settings, kafka, index, side)
         self._stopping = threading.Event()
+        self._directory = redis_url, settings.stack
         self._shard = Shard(config, release)
+        self._look_beside()
         entry = Entry(
             role="shard",
             name=config.name,
@@ -71,20 +76,33 @@ class ShardActor:
         while not self._stopping.wait(_WATCH_EVERY_S):
             if not self._shard.alive:
                 os._exit(70)
+            self._look_beside()
+
+    def _look_beside(self) -> None:
+        """Tell the shard which generations others serve."""
+        with suppress(RedisUnavailable):
+            self._shard.beside(
+                {entry.generation for entry in read_directory(*self._directory) if entry.role == "shard"}
+            )
 
 
-def start_shards(settings: Settings, release_path: Path, redis_url: str, kafka_bootstrap: str) -> list[Any]:
-    """Start every shard and wait until each serves; the actor handles. Raises TrirankError with the shard's reason."""
+def start_shards(
+    settings: Settings, release_path: Path, redis_url: str, kafka_bootstrap: str, *, side: str = ""
+) -> list[Any]:
+    """Start every shard and wait until each serves; the actor handles. Raises TrirankError with the shard's reason.
+
+    `side` names the shards of a release that is served beside another; each has processes and snapshots of its own.
+    """
     remote = ray.remote(ShardActor)
     handles = [
         remote.options(
-            name=_name(settings, index),
+            name=_name(settings, index, side),
             namespace=settings.stack,
             lifetime="detached",
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0.1,
-        ).remote(settings, str(release_path), redis_url, kafka_bootstrap, index)
+        ).remote(settings, str(release_path), redis_url, kafka_bootstrap, index, side)
         for index in range(settings.shards)
     ]
     end_s = time.monotonic() + _READY_TIMEOUT_S
@@ -106,15 +124,15 @@ def stop_shards(handles: Sequence[Any]) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _config(settings: Settings, kafka: str, index: int) -> ShardConfig:
+def _config(settings: Settings, kafka: str, index: int, side: str) -> ShardConfig:
     run_dir = settings.run_dir.resolve()
     return ShardConfig(
         index=index,
         n_shards=settings.shards,
         n_partitions=settings.partitions,
-        name=f"{_name(settings, index)}-{os.getpid()}",
-        bind=_bind(run_dir / "sock", index),
-        snapshot_root=run_dir / "snapshots" / settings.stack,
+        name=f"{_name(settings, index, side)}-{os.getpid()}",
+        bind=_bind(run_dir / "sock", f"shard-{index}" if not side else f"beside-{side}-{index}"),
+        snapshot_root=run_dir / "snapshots" / (settings.stack if not side else f"{settings.stack}.{side}"),
         bootstrap=kafka,
         topic=settings.embeddings_topic,
         deadletter_topic=settings.deadletter_topic,
@@ -124,20 +142,20 @@ def _config(settings: Settings, kafka: str, index: int) -> ShardConfig:
     )
 
 
-def _bind(folder: Path, index: int) -> str:
+def _bind(folder: Path, name: str) -> str:
     """A Unix socket nobody used before; a loopback port where the folder's path is too long for one."""
-    path = folder / f"shard-{index}-{os.getpid()}.sock"
+    path = folder / f"{name}-{os.getpid()}.sock"
     if len(os.fsencode(path)) >= _MOST_SOCKET_PATH:
         return "tcp://127.0.0.1:*"
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"shard-{index}-*.sock"):
+    for left in folder.glob(f"{name}-*.sock"):
         # Ray runs one process per shard: whoever owned these was killed.
         left.unlink(missing_ok=True)
     return f"ipc://{path}"
 
 
-def _name(settings: Settings, index: int) -> str:
-    return f"{settings.stack}-shard-{index}"
+def _name(settings: Settings, index: int, side: str) -> str:
+    return f"{settings.stack}-shard-{index}" + (f"-{side}" if side else "")
 
 
 def _last_line(error: Exception) -> str:

@@ -27,13 +27,14 @@ _REFUSED = metrics.UPDATE_ROWS.labels("refused")
 
 
 class Follower:
-    """`generations[generation][table_id]` are the tables; `log` is where to go on; `created_us` the release's time."""
+    """`generations[generation][table_id]` are the tables, None those that other shards serve; `log` is where to go on;
+    `created_us` the release's time."""
 
     def __init__(
         self,
         feed: Feed,
         letters: DeadLetters,
-        generations: Mapping[int, Mapping[int, EmbeddingTable]],
+        generations: Mapping[int, Mapping[int, EmbeddingTable] | None],
         log: LogState,
         *,
         n_partitions: int,

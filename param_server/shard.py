@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class Shard:
         self._keeper = SnapshotKeeper(folder, config.snapshots, self._clock)
         self._producer = LogProducer(config.bootstrap)
         self._observed_s = 0.0
+        self._tables: dict[int, Mapping[int, EmbeddingTable] | None] = {}
         self._restored: Restored
         self._generation: Generation
         self._follower: Follower
@@ -88,6 +89,11 @@ class Shard:
         """Whether requests are answered."""
         return bool(self._server.alive)
 
+    def beside(self, generations: Collection[int]) -> None:
+        """Pass over the updates of these generations: other shards serve them. From any thread, also before start."""
+        for number in generations:
+            self._tables.setdefault(number, None)
+
     def start(self) -> str:
         """Load, begin to follow the log, serve; the address. Raises ReleaseRefused."""
         # The thread that decodes the log would else hold the interpreter for 5 ms at a stretch, and lookups with it.
@@ -98,8 +104,9 @@ class Shard:
         log = self._restored.log
         config = self._config
         letters = DeadLetters(self._producer, config.deadletter_topic, config.topic, self._clock)
+        self._tables[self._generation.number] = self._generation.by_id
         self._follower = Follower(
-            self._feed, letters, {self._generation.number: self._generation.by_id}, log,
+            self._feed, letters, self._tables, log,
             n_partitions=config.n_partitions, created_us=self._generation.created_us, clock=self._clock,
         )  # fmt: skip
         self._producer.start()

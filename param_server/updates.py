@@ -92,13 +92,14 @@ class Outcome:
 
 def apply_records(
     records: Sequence[StreamRecord],
-    generations: Mapping[int, Mapping[int, EmbeddingTable]],
+    generations: Mapping[int, Mapping[int, EmbeddingTable] | None],
     progress: Mapping[int, Progress],
     n_partitions: int,
 ) -> Outcome:
     """Apply one record, or several of which each `joins` the one before, and move the positions past them.
 
-    The table is `generations[generation][table_id]`, `progress` is by partition.
+    The table is `generations[generation][table_id]`; a generation that is None is the business of other shards and is
+    passed over. `progress` is by partition.
     """
     letters: list[Letter] = []
     good: list[tuple[StreamRecord, UpdateBatch]] = []
@@ -152,10 +153,15 @@ def _letter(record: StreamRecord, error: BadRecord) -> Letter:
     return Letter(error.reason, error.detail, record.partition, record.offset, record.value, record.rows)
 
 
-def _target(batch: UpdateBatch, generations: Mapping[int, Mapping[int, EmbeddingTable]]) -> EmbeddingTable:
+def _target(
+    batch: UpdateBatch, generations: Mapping[int, Mapping[int, EmbeddingTable] | None]
+) -> EmbeddingTable | None:
     if batch.generation not in generations:
         raise BadRecord("generation", f"generation {batch.generation} is not served here")
-    table = generations[batch.generation].get(batch.table_id)
+    tables = generations[batch.generation]
+    if tables is None:
+        return None
+    table = tables.get(batch.table_id)
     if table is None:
         raise BadRecord("table", f"generation {batch.generation} has no table {batch.table_id}")
     if batch.dim != table.dim:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ray import serve
 
 from edge_ranker.rank_server import RankServer, RankServerConfig
+from edge_ranker.replica import edge_application
 from infra.logs import configure_logging
 from infra.settings import Settings
 
@@ -49,3 +50,19 @@ def rerank_application(settings: Settings, release_dir: Path, redis_url: str) ->
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.1,
     ).bind(config)
+
+
+def start_rankers(settings: Settings, release_dir: Path, redis_url: str, *, side: str) -> None:
+    """Serve both rankers of a release beside another one, as applications named after `side`; returns when they are
+    verified, warm and announced. Raises RuntimeError when Serve gives up."""
+    applications = {
+        f"edge-{side}": edge_application(settings, release_dir, redis_url),
+        f"rerank-{side}": rerank_application(settings, release_dir, redis_url),
+    }
+    serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
+
+
+def stop_rankers(side: str) -> None:
+    """Take them away, after what they have accepted is answered."""
+    for name in (f"edge-{side}", f"rerank-{side}"):
+        serve.delete(name)

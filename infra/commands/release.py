@@ -1,4 +1,4 @@
-"""`trirank release`: look at a release directory before it serves anybody."""
+"""`trirank release`: look at a release directory, and put it in front of users as a gray release."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from infra.commands import gray
 from infra.release import read_release
 
-app = typer.Typer(help="Verify and show release directories.", no_args_is_help=True)
+app = typer.Typer(help="Verify and show release directories; start and steer a gray release.", no_args_is_help=True)
 Directory = Annotated[Path, typer.Argument(help="Release directory.")]
 
 
@@ -28,3 +29,18 @@ def verify(directory: Directory) -> None:
 def show(directory: Directory) -> None:
     """Print the manifest, with the quality report, as JSON."""
     print(msgspec.json.format(msgspec.json.encode(read_release(directory).manifest), indent=2).decode())
+
+
+for name, command in (
+    ("start", gray.start),
+    ("status", gray.status),
+    ("watch", gray.watch),
+    ("pause", gray.pause),
+    ("resume", gray.resume),
+    ("promote", gray.promote),
+    ("abort", gray.abort),
+    ("rollback", gray.rollback),
+    ("history", gray.history),
+    ("why", gray.why_user),
+):
+    app.command(name)(command)

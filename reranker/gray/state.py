@@ -30,6 +30,9 @@ ALLOWED: dict[Action, dict[State, State]] = {
     "rollback": {"promoted": "aborted"},
 }
 
+# How long an aborted release stays ready to come back.
+KEEP_S = 60.0
+
 
 class TransitionRefused(Permanent):
     """The release is in a state, or its gates have a verdict, that does not allow the change."""
@@ -129,6 +132,16 @@ def split_of(release: GrayRelease, version: int) -> SplitPlan:
         idle_reason=reasons.get(release.state, "no_gray_release"),
         version=version,
     )
+
+
+def wanted(release: GrayRelease | None, base: str, now_us: int) -> dict[str, str]:
+    """Directories of the releases to be served beside `base`, by name."""
+    if release is None:
+        return {}
+    paths = {name: path for name, path in release.paths.items() if name != base}
+    if release.state == "aborted" and now_us - release.changed_us > KEEP_S * 1e6:
+        paths.pop(release.plan.candidate, None)
+    return paths
 
 
 def _next_step(release: GrayRelease, verdict: Verdict) -> int:

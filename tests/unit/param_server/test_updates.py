@@ -105,6 +105,16 @@ def test_a_record_that_does_not_fit_becomes_a_letter_and_the_position_moves_on(
     assert (table.size, progress.offset, outcome.refused) == (0, 4, batch.keys.size)
 
 
+def test_a_record_of_a_generation_that_other_shards_serve_is_passed_over() -> None:
+    table, progress = a_table(), Progress()
+    record = a_record(a_batch([KEY], generation=8), offset=3)
+
+    outcome = apply_records([record], {GENERATION: {ITEM: table}, 8: None}, {0: progress}, N_PARTITIONS)
+
+    assert (outcome.letters, outcome.applied, outcome.refused) == ((), 0, 0)
+    assert (table.size, progress.offset) == (0, 4)
+
+
 def test_a_bad_record_becomes_a_letter_with_its_bytes() -> None:
     progress = Progress()
     outcome = applied(StreamRecord(0, 0, b"nonsense", BadRecord("truncated", "8 bytes")), a_table(), progress)

@@ -1,0 +1,101 @@
+"""Replicas and shards of the releases a gray release needs beside the one the stack was started with.
+
+Runs in the stack's own process and follows the gray release in Redis: a draft brings its candidate release up, a
+promotion keeps both, an aborted one is taken away a minute later, when no gateway asks it any more. Refuses nothing by
+itself: a release that cannot be served is logged, and is not started again until another draft is made. Invariant: what
+was started here is stopped by `stop`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from infra.clock import Clock, SystemClock
+from infra.errors import RedisUnavailable
+from infra.redis import connect, redis_errors
+from infra.release import read_release
+from infra.settings import Settings
+from param_server.actor import start_shards, stop_shards
+from reranker.gray.state import GrayRelease, wanted
+from reranker.replica import start_rankers, stop_rankers
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+_JOIN_S = 90.0
+
+
+class Beside:
+    """Keeps what runs beside `base` what the gray release needs."""
+
+    def __init__(self, settings: Settings, base: str, redis_url: str, kafka: str, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._base = base
+        self._redis_url = redis_url
+        self._kafka = kafka
+        self._clock = clock or SystemClock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beside", daemon=True)
+        self._running: dict[str, Callable[[], None]] = {}
+        self._failed: set[tuple[str, int]] = set()
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Follow no longer, and stop everything that was started."""
+        self._stopping.set()
+        self._thread.join(_JOIN_S)
+        for name in list(self._running):
+            self._running.pop(name)()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOK_EVERY_S):
+            try:
+                self._look()
+            except RedisUnavailable:
+                continue  # what runs goes on running
+            except Exception:  # the outermost loop
+                logger.exception("releases beside the first one could not be looked after")
+
+    def _look(self) -> None:
+        release = _current(self._redis_url, self._settings.stack)
+        needed = wanted(release, self._base, self._clock.now_us())
+        for name in set(self._running) - set(needed):
+            self._running.pop(name)()
+            logger.info("a release is no longer served", extra={"release": name})
+        epoch = release.changed_us if release is not None and release.state == "draft" else 0
+        for name, path in needed.items():
+            if name not in self._running and (name, epoch) not in self._failed:
+                self._bring_up(name, Path(path), epoch)
+
+    def _bring_up(self, name: str, path: Path, epoch: int) -> None:
+        try:
+            side = f"{read_release(path).manifest.generation:08x}"
+            shards: list[Any] = start_shards(self._settings, path, self._redis_url, self._kafka, side=side)
+            self._running[name] = lambda: _take_away(side, shards)
+            start_rankers(self._settings, path, self._redis_url, side=side)
+        except Exception:  # as many kinds as Ray has; what was started is taken away again
+            logger.exception("a release cannot be served", extra={"release": name})
+            self._failed.add((name, epoch))
+            self._running.pop(name, lambda: None)()
+            return
+        logger.info("a release is served beside the first one", extra={"release": name})
+
+
+def _take_away(side: str, shards: list[Any]) -> None:
+    stop_rankers(side)
+    stop_shards(shards)
+
+
+def _current(redis_url: str, stack: str) -> GrayRelease | None:
+    with redis_errors(), connect(redis_url) as client:
+        raw: Any = client.hget(f"{stack}:gray", "release")
+    return None if raw is None else msgspec.json.decode(raw, type=GrayRelease)
