@@ -1,4 +1,4 @@
-"""`trirank snapshot` and `trirank updates tail|deadletters` on a running stack, and growing its shards with a command."""
+"""`trirank snapshot` and `trirank updates tail|deadletters` on a running stack; growing its shards by a command."""
 
 from __future__ import annotations
 
