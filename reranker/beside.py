@@ -66,7 +66,7 @@ class Beside:
                 logger.exception("releases beside the first one could not be looked after")
 
     def _look(self) -> None:
-        release = _current(self._redis_url, self._settings.stack)
+        release = _current(self._redis_url, self._settings.stack, self._base)
         needed = wanted(release, self._base, self._clock.now_us())
         for name in set(self._running) - set(needed):
             self._running.pop(name)()
@@ -95,7 +95,8 @@ def _take_away(side: str, shards: list[Any]) -> None:
     stop_shards(shards)
 
 
-def _current(redis_url: str, stack: str) -> GrayRelease | None:
+def _current(redis_url: str, stack: str, base: str) -> GrayRelease | None:
     with redis_errors(), connect(redis_url) as client:
         raw: Any = client.hget(f"{stack}:gray", "release")
-    return None if raw is None else msgspec.json.decode(raw, type=GrayRelease)
+    release = None if raw is None else msgspec.json.decode(raw, type=GrayRelease)
+    return release if release is not None and release.base == base else None

@@ -141,7 +141,7 @@ async def _gray(
     clock: SystemClock,
 ) -> AsyncIterator[Control]:
     """Follow the gray release, and lead it whenever nobody else does."""
-    store = GrayStore(config.redis_url, config.stack)
+    store = GrayStore(config.redis_url, config.stack, arms.base)
     follower = Follower(store, arms, name, releases.load, clock)
     with suppress(TrirankError):
         # Without Redis a gateway begins with the release it was started with.

@@ -17,7 +17,7 @@ import msgspec
 from infra.clock import Clock
 from infra.errors import TrirankError
 from reranker.gray.decide import Decision, decide
-from reranker.gray.gates import Readings, Window
+from reranker.gray.gates import RECENT_S, Readings, Window
 from reranker.gray.measures import Figures
 from reranker.gray.state import Action, GrayRelease, change
 from reranker.gray.store import Conflict, Current, GrayStore
@@ -26,7 +26,6 @@ from reranker.gray.tally import Sample
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
-NEWEST_S, MINUTE_S = 10.0, 60.0
 WHO = "controller"
 
 Sums = Mapping[Sample, Figures]
@@ -107,12 +106,11 @@ class Controller:
             # Nothing older is known to this leader: its newest minute begins now.
             self._past.append((now_s, sums))
         self._past.append((now_s, sums))
-        while len(self._past) > 2 and self._past[1][0] <= now_s - MINUTE_S:
+        while len(self._past) > 2 and self._past[0][0] < now_s - RECENT_S[-1]:
             self._past.popleft()
-        newest = next(past for at_s, past in self._past if at_s >= now_s - NEWEST_S)
+        before = [next(past for at_s, past in self._past if at_s >= now_s - span_s) for span_s in RECENT_S]
         return Readings(
-            newest=window(sums, newest),
-            minute=window(sums, self._past[0][1]),
+            recent=tuple(window(sums, past) for past in before),
             step=window(sums, began),
             total=window(sums, {}),
         )

@@ -1,8 +1,8 @@
 """Each gate's verdict on a release, with the sentence that says why: healthy, unhealthy or inconclusive. Pure.
 
-A fault is looked for in the newest seconds and in the last minute, so that one which begins late is not drowned by what
-was good before, and in the whole step, where a small one shows. What stable suffers too (Redis is away for everybody)
-is no fault of the candidate release. Invariant: too little data is inconclusive, never healthy.
+A fault is looked for in the newest seconds, half minute and minute, so that one which begins late is not drowned by
+what was good before, and in the whole step, where a small one shows. What stable suffers too (Redis is away for
+everybody) is no fault of the candidate release. Invariant: too little data is inconclusive, never healthy.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from reranker.gray.state import Verdict
 
 # A short span is looked at again every second for days: its chance of a false alarm has to be far below the gate's.
 RECENT_ALPHA = 1e-6
+RECENT_S = (10.0, 30.0, 60.0)
 MISMATCH_ALPHA = 0.001
 # Stable's own share of faults is forgiven the candidate release with this reserve.
 FORGIVEN = 2.0
@@ -39,20 +40,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What a decision is made of: the newest seconds, the last minute, this step, and everything since the start."""
+    """What a decision is made of: the last `RECENT_S` seconds, this step, and everything since the start."""
 
-    newest: Window
-    minute: Window
+    recent: tuple[Window, ...]
     step: Window
     total: Window
 
     def spans(self, alpha: float, step: Window) -> tuple[tuple[Window, float, str], ...]:
         """Where faults are looked for: the window, the chance of a false alarm, its name."""
-        return (
-            (self.newest, RECENT_ALPHA, "the newest seconds"),
-            (self.minute, RECENT_ALPHA, "the last minute"),
-            (step, alpha, "this step"),
-        )
+        recent = zip(self.recent, RECENT_S, strict=True)
+        return (*((window, RECENT_ALPHA, f"the last {s:.0f} s") for window, s in recent), (step, alpha, "this step"))
 
 
 @dataclass(frozen=True, slots=True)

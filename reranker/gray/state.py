@@ -41,7 +41,8 @@ class TransitionRefused(Permanent):
 class GrayRelease(msgspec.Struct, frozen=True, kw_only=True):
     """A gray release now. `version` grows with every change (it is the ETag); `since_us` is when the step began;
     `epoch` is the version of the split with which it was started; `stable_path` is the directory of the stable release
-    when it came by a gray release itself, else empty: the stack was started with it."""
+    when it came by a gray release itself, else empty: the stack was started with it. `base` is the release the stack
+    was started with: to one started with another, this gray release means nothing."""
 
     plan: Plan
     state: State = "draft"
@@ -53,6 +54,7 @@ class GrayRelease(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     epoch: int = 0
     stable_path: str = ""
+    base: str = ""
 
     @property
     def paths(self) -> dict[str, str]:

@@ -76,7 +76,8 @@ class Told(msgspec.Struct, frozen=True):
 class GrayStore:
     """All methods belong to one event loop and raise RedisUnavailable."""
 
-    def __init__(self, redis_url: str, stack: str) -> None:
+    def __init__(self, redis_url: str, stack: str, base: str) -> None:
+        self._base = base
         self._client: Any = connect_async(redis_url)
         self._key = f"{stack}:gray"
         self._pubsub: Any = None
@@ -88,23 +89,22 @@ class GrayStore:
         await self._client.aclose()
 
     async def current(self) -> Current:
-        """What is in force now."""
+        """What is in force now; nothing when the stack was started with another release meanwhile."""
         with redis_errors():
-            version, release, split, head = await self._client.hmget(self._key, "version", "release", "split", "head")
+            version, raw, split, head = await self._client.hmget(self._key, "version", "release", "split", "head")
         if version is None:
             return Current(0, None, None, GENESIS)
-        return Current(
-            int(version),
-            msgspec.json.decode(release, type=GrayRelease),
-            msgspec.json.decode(split, type=SplitPlan),
-            head.decode(),
-        )
+        release = msgspec.json.decode(raw, type=GrayRelease)
+        if release.base != self._base:
+            return Current(int(version), None, None, head.decode())
+        return Current(int(version), release, msgspec.json.decode(split, type=SplitPlan), head.decode())
 
     async def commit(
         self, on: Current, release: GrayRelease, action: Action, *, who: str, why: str, at_us: int, lease: str = ""
     ) -> Current:
         """Put `release` in force on top of `on`; with `lease` only while that is the leader's. Raises Conflict."""
         version = on.version + 1
+        release = msgspec.structs.replace(release, base=self._base)
         if action == "start":
             release = msgspec.structs.replace(release, epoch=version)
         split = split_of(release, version)

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from reranker.gray.decide import Decision, decide
-from reranker.gray.gates import Readings, Window
+from reranker.gray.gates import RECENT_S, Readings, Window
 from reranker.gray.measures import Figures
 from reranker.gray.plan import HARD_GATES, Gate, Plan, Step
 from reranker.gray.sequential import rate_is_lower, threshold
@@ -145,8 +145,9 @@ def simulate(
         requests = rng.poisson(per_s * release.weight_ppm / 1e6 * look_s, 2)
         mine = _drawn(rng, int(requests[0]), degraded * faulty, tail * faulty)
         sums.append(sums[-1] + np.stack((mine, _drawn(rng, int(requests[1]), 0.0, 0.0))))
-        starts = (max(0, len(sums) - 1 - round(s / look_s)) for s in (10, 60))
-        readings = Readings(*(_window(sums[-1] - sums[start]) for start in (*starts, began, 0)))
+        starts = [max(0, len(sums) - 1 - round(s / look_s)) for s in RECENT_S]
+        *recent, step, total = (_window(sums[-1] - sums[start]) for start in (*starts, began, 0))
+        readings = Readings(tuple(recent), step, total)
         decision = decide(release, readings, int(now_s * 1e6))
         least_now = min(least, int((sums[-1] - sums[began])[:, 0].min()))
         if decision.act == "step":

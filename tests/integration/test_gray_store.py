@@ -54,7 +54,7 @@ def with_store(url: str, body: Callable[[GrayStore], Awaitable[None]]) -> None:
     """Run `body` with a store in a loop of its own."""
 
     async def run() -> None:
-        store = GrayStore(url, "t")
+        store = GrayStore(url, "t", "a")
         try:
             await body(store)
         finally:
@@ -176,7 +176,7 @@ def follower(store: GrayStore, arms: Arms, name: str = "gw", *, loaded: tuple[st
 
 def test_a_gateway_follows_a_change_at_once_and_says_so(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms, other = Arms("a"), GrayStore(url, "t")
+        arms, other = Arms("a"), GrayStore(url, "t", "a")
         following = asyncio.create_task(follower(other, arms).run())
         try:
             await until(lambda: arms.split.version == 0 and other._pubsub is not None)
@@ -238,7 +238,7 @@ def test_while_redis_is_away_the_split_stands_still(server: EmbeddedRedis, url: 
         arms = Arms("a")
         await started(store)
         await follower(store, arms).look()
-        nowhere = GrayStore("redis://127.0.0.1:1", "t")
+        nowhere = GrayStore("redis://127.0.0.1:1", "t", "a")
         with pytest.raises(RedisUnavailable):
             await follower(nowhere, arms).look()
         await nowhere.close()
@@ -351,6 +351,24 @@ def test_one_gray_release_at_a_time_and_only_on_top_of_what_serves(url: str) -> 
         await operator.create(PLAN, who="ann", verify=sound)
         with pytest.raises(TransitionRefused, match="g is draft"):
             await operator.create(PLAN, who="ann", verify=sound)
+
+    with_store(url, body)
+
+
+def test_a_stack_started_with_another_release_knows_nothing_of_the_old_gray_release(url: str) -> None:
+    async def body(store: GrayStore) -> None:
+        made = await started(store)
+        other = GrayStore(url, "t", "x")
+        found = await other.current()
+        assert (found.release, found.split, found.head) == (None, None, made.head)
+        arms = Arms("x")
+        await follower(other, arms, loaded=("x",)).look()
+        assert arms.split == SplitPlan("x")
+
+        plan = Plan(name="h", stable="x", candidate="b", path="/b")
+        await Control(other, "x", 1, list, CLOCK).create(plan, who="ann", verify=sound)
+        verify_chain(await other.audit(), (await other.current()).head)
+        await other.close()
 
     with_store(url, body)
 

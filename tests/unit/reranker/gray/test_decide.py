@@ -28,7 +28,7 @@ def running(plan: Plan = PLAN, step: int = 0, state: State = "running") -> GrayR
 
 def readings(candidate: Figures = GOOD, baseline: Figures = GOOD) -> Readings:
     window = Window(candidate, candidate, baseline)
-    return Readings(window, window, window, window)
+    return Readings((window,) * 3, window, window)
 
 
 LATER = int(HOLD_S * 1e6)
@@ -112,4 +112,4 @@ def test_where_everybody_has_the_candidate_release_its_own_requests_count() -> N
     )
     window = Window(GOOD, Figures(), Figures())
 
-    assert decide(running(plan), Readings(window, window, window, window), LATER).verdict == "healthy"
+    assert decide(running(plan), Readings((window,) * 3, window, window), LATER).verdict == "healthy"

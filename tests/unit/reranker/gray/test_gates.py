@@ -20,7 +20,7 @@ GOOD = Figures(
 
 
 def same(window: Window) -> Readings:
-    return Readings(window, window, window, window)
+    return Readings((window,) * 3, window, window)
 
 
 def window(candidate: Figures, baseline: Figures = GOOD) -> Window:
@@ -53,7 +53,7 @@ def test_twenty_bad_answers_of_twenty_are_enough() -> None:
     found = judge(DEGRADED, same(window(Figures(requests=20, degraded=20))))
 
     assert found.verdict == "unhealthy"
-    assert found.sentence == "degraded_share: 20 of 20 (100.00%) in the newest seconds, allowed is 5.00%"
+    assert found.sentence == "degraded_share: 20 of 20 (100.00%) in the last 10 s, allowed is 5.00%"
     assert (found.candidate, found.baseline) == (1.0, 0.0)
 
 
@@ -66,7 +66,7 @@ def test_a_fault_that_begins_after_a_million_good_answers_is_seen() -> None:
     step = window(Figures(requests=1_000_000, degraded=100))
     now = window(Figures(requests=500, degraded=200))
 
-    assert judge(DEGRADED, Readings(now, step, step, step)).verdict == "unhealthy"
+    assert judge(DEGRADED, Readings((now, step, step), step, step)).verdict == "unhealthy"
 
 
 def test_what_stable_suffers_too_is_not_the_fault_of_the_candidate_release() -> None:
@@ -93,7 +93,7 @@ def test_a_twice_as_fast_release_is_healthy() -> None:
 def test_without_a_baseline_now_latencies_are_judged_by_what_was_compared_before() -> None:
     alone = window(GOOD, Figures())
 
-    assert judge(P99, Readings(alone, alone, alone, window(GOOD))).verdict == "healthy"
+    assert judge(P99, Readings((alone,) * 3, alone, window(GOOD))).verdict == "healthy"
 
 
 def test_fewer_clicks_are_found() -> None:
