@@ -1,0 +1,48 @@
+"""Between numpy and the device: where tables live, and copies that wait only when the result is needed on the host."""
+
+# Triton has no stubs.
+# mypy: disable-error-code="import-untyped"
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from infra.errors import ConfigurationError
+
+
+def device_of_process() -> torch.device:
+    """The current GPU, or the CPU under Triton's interpreter. Raises ConfigurationError when there is neither."""
+    if triton.knobs.runtime.interpret:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    raise ConfigurationError("there is no CUDA GPU for a GPU table; set TRITON_INTERPRET=1 to try it without, slowly")
+
+
+def to_device(values: NDArray[Any], kind: DTypeLike, device: torch.device) -> Tensor:
+    """A copy on the device, ready for the current stream. u64 and u32 become signed numbers of the same bits."""
+    plain = np.require(values, kind, ["C", "A", "W"])
+    if plain.dtype.kind == "u" and plain.itemsize > 1:
+        plain = plain.view(f"i{plain.itemsize}")
+    host = torch.from_numpy(plain)
+    if device.type == "cpu":
+        return host.clone()
+    # The pinned copy is kept from reuse until the stream has read it.
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Copies as numpy arrays; waits once for all of them."""
+    if not tensors or tensors[0].device.type == "cpu":
+        return [tensor.clone().numpy() for tensor in tensors]
+    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    return [copy.numpy() for copy in copies]

@@ -1,0 +1,189 @@
+"""Writes to a GPU table: a batch is staged (brought to the device, in order of version), then written in stream order.
+
+Staging touches nothing of the table: another thread may do it ahead of time, on its own stream, so that the copy of a
+batch holds up no lookup. Writing is three kernels at most and one wait for the counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from param_server.contract import F32, I64, U64, Op
+from param_server.table import Applied, Bool, RowBatch
+from param_server.table.gpu_arrays import Arrays, keys_of
+from param_server.table.gpu_host import to_device, to_host
+from param_server.table.gpu_launch import Gone, Launcher, Staged
+
+_NO_KEYS = np.empty(0, np.int64)
+_STALE = -1
+# Below this load hardly any key is far from home.
+_TIDY_LOAD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What left a table for a batch: keys i64[m], versions u64[m], tombstones bool[m], rows f32[m, dim] (zeros under a
+    tombstone). It must go down a tier, or is lost here."""
+
+    keys: I64
+    versions: U64
+    tombstones: Bool
+    rows: F32
+
+
+class Writer(Launcher):
+    """The one writer of the arrays of a table; counts what is in them."""
+
+    def __init__(self, arrays: Arrays, dim: int, capacity_rows: int, *, evicting: bool) -> None:
+        super().__init__(arrays, dim, evicting=evicting)
+        self._capacity = capacity_rows
+        self.live = 0
+        self.used = 0
+
+    def apply(self, batch: RowBatch) -> Applied:
+        """Write the batch; an evicting table reports keys it does not hold as `full`."""
+        return self.write(self.stage(batch))
+
+    def stage(self, batch: RowBatch, stream: torch.cuda.Stream | None = None) -> Staged:
+        """Bring a batch to the device, on `stream` if one is given. Raises ValueError when its arrays do not fit."""
+        n = batch.keys.size
+        if batch.rows.shape != (0 if batch.op is Op.DELETE else n, self._dim) or batch.versions.size != n:
+            raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {self._dim}")
+        keys, versions, order = batch.keys, batch.versions, None
+        if batch.op is not Op.ADD and (versions[1:] < versions[:-1]).any():
+            order = np.argsort(versions, kind="stable")
+            keys, versions = keys[order], versions[order]
+        device = self._arrays.words.device
+        with torch.cuda.stream(stream):
+            staged = Staged(
+                batch.op,
+                to_device(keys, np.int64, device),
+                to_device(versions, np.uint64, device),
+                None if batch.op is Op.DELETE else to_device(batch.rows, np.float32, device),
+                None if order is None else to_device(order, np.int64, device),
+                batch.versioned_rows,
+                None if stream is None else torch.cuda.Event(),  # type: ignore[no-untyped-call]
+            )
+            if staged.ready is not None:
+                staged.ready.record()
+        return staged
+
+    def write(self, staged: Staged) -> Applied:
+        """Write a staged batch and wait for the counts."""
+        n = staged.keys.numel()
+        if n == 0:
+            return Applied(0, 0, _NO_KEYS, _NO_KEYS)
+        self._await(staged)
+        insert, gate = self._admit(staged)
+        counters = self.new_counters()
+        if staged.op is Op.ADD:
+            codes = self.claim(staged.keys, counters, gate, insert=insert)
+            return self._report(staged, codes, counters, self.accumulate(staged, codes, counters))
+        codes, mark = self.put(staged, counters, gate, insert=insert)
+        before = self.used
+        done = self._report(staged, codes, counters, None, mark)
+        if self.used > before and self.used > _TIDY_LOAD * self._arrays.n_slots:
+            self.tidy(staged.keys, codes, mark)
+        return done
+
+    def upsert(self, batch: RowBatch, scores: NDArray[np.uint32]) -> tuple[Applied, Evicted]:
+        """Assign, evicting where there is no room. Raises ValueError when the batch or the table is of another kind."""
+        if not self._evicting or batch.op is not Op.ASSIGN or scores.size != batch.keys.size:
+            raise ValueError("upsert assigns rows with a score each to an evicting table")
+        staged = self.stage(batch)
+        if batch.keys.size == 0:
+            empty = np.empty((0, self._dim), np.float32)
+            nothing = Evicted(_NO_KEYS, np.empty(0, np.uint64), np.empty(0, np.bool_), empty)
+            return Applied(0, 0, _NO_KEYS, _NO_KEYS), nothing
+        counters = self.new_counters()
+        ranks = to_device(scores, np.uint32, staged.keys.device)
+        ranks = ranks if staged.order is None else ranks[staged.order]
+        codes, mark = self.put(staged, counters, None, insert=False, scores=ranks)
+        gone = self.replace(staged, codes, mark, ranks, counters)
+        return self._report(staged, codes, counters, None, mark, ranks), self._evicted(gone)
+
+    def warm(self) -> None:
+        """Compile every kernel a write can need, by launching it on nothing."""
+        device = self._arrays.words.device
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        rows = torch.empty((0, self._dim), dtype=torch.float32, device=device)
+        counters = self.new_counters()
+        insert = not self._evicting
+        for op, written in ((Op.ASSIGN, rows), (Op.DELETE, None)):
+            for order in (None, none):
+                staged = Staged(op, none, none, written, order)
+                for gate in (None, none.to(torch.uint8)):
+                    codes, mark = self.put(staged, counters, gate, insert=insert)
+                self.settle(staged, codes, mark, counters)
+                if self._evicting and op is Op.ASSIGN:
+                    scores = none.to(torch.int32)
+                    self.put(staged, counters, None, insert=False, scores=scores)
+                    self.replace(staged, codes, mark, scores, counters)
+                    self.settle(staged, codes, mark, counters, scores)
+        for gate in (None, none.to(torch.uint8)):
+            self.claim(none, counters, gate, insert=insert)
+        self.claim(none, counters, None, insert=False)
+        for versioned in (True, False):
+            self.accumulate(Staged(Op.ADD, none, none, rows, versioned_rows=versioned), none, counters)
+        self.tidy(none, none, 1)
+
+    def _report(
+        self, staged: Staged, codes: Tensor, counters: Tensor, over: Tensor | None, mark: int = 0,
+        scores: Tensor | None = None,
+    ) -> Applied:  # fmt: skip
+        counts, *flags = to_host([counters] if over is None else [counters, over])
+        applied, live_change, inserted, refused, doubled = (int(count) for count in counts.sum(1))
+        if doubled:
+            self.settle(staged, codes, mark, counters, scores)
+        self.live += live_change
+        self.used += inserted
+        full = overflow = _NO_KEYS
+        if refused:
+            places = (codes < _STALE).nonzero()[:, 0]
+            full = np.sort(to_host([places if staged.order is None else staged.order[places]])[0])
+        if flags:
+            overflow = np.flatnonzero(flags[0])
+        return Applied(applied, codes.numel() - applied - full.size - overflow.size, full, overflow)
+
+    def _admit(self, staged: Staged) -> tuple[bool, Tensor | None]:
+        """Whether new keys may enter at all, and if not all of them: which, u8[n]."""
+        room = self._capacity - self.used
+        if self._evicting or staged.keys.numel() <= room:
+            return not self._evicting, None
+        missing = self.claim(staged.keys, self.new_counters(), None, insert=False) < _STALE
+        n_missing = int(missing.sum())
+        return n_missing > 0, None if n_missing <= room else self._gate(staged, missing, room)
+
+    def _gate(self, staged: Staged, missing: Tensor, room: int) -> Tensor:
+        """Which keys may enter a table that has not room for all: u8[n]."""
+        n = missing.numel()
+        order = torch.arange(n, device=missing.device) if staged.order is None else staged.order
+        keys, new, position = to_host([staged.keys, missing, order])
+        # An add goes forward. An assign goes backward, as the last position of a key is the one that counts.
+        names = keys[new][np.argsort(position[new] if staged.op is Op.ADD else -position[new])]
+        _, met = np.unique(names, return_index=True)
+        entering = names[np.sort(met)][:room]
+        return to_device(~new | np.isin(keys, entering), np.uint8, staged.keys.device)
+
+    def _evicted(self, gone: Gone) -> Evicted:
+        left = gone.words.nonzero()[:, 0]
+        words, slots = gone.words[left], gone.slots[left]
+        dead = (words >> 62 & 3) == 2
+        rows = torch.where(dead[:, None], 0.0, gone.rows[left])
+        keys, versions, tombstones, values = to_host(
+            [keys_of(words, slots, self._arrays.n_buckets), gone.versions[left], dead, rows]
+        )
+        return Evicted(keys, versions.view(np.uint64), tombstones, values)
+
+    def _await(self, staged: Staged) -> None:
+        if staged.ready is not None:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(staged.ready)
+            for tensor in (staged.keys, staged.versions, staged.order, staged.rows):
+                if tensor is not None:
+                    tensor.record_stream(stream)

@@ -1,0 +1,122 @@
+"""Latency of lookups while rows are applied: one owner thread answers and writes, another brings batches to the card.
+
+Lookups arrive on a schedule, not when the last one is done, so a lookup that has to wait for a batch shows it. Times
+are from the arrival to the rows in host memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, Queue
+
+import numpy as np
+import torch
+
+from param_server.contract import Op
+from param_server.table import RowBatch
+from param_server.table.gpu import GpuTable
+from param_server.table.gpu_launch import Staged
+from tests.bench import gpu_timing as timing
+from tests.bench.gpu_timing import Line
+
+KEYS = 4096
+ARRIVALS_PER_S = 2000
+BATCH_ROWS = 1 << 16
+ROWS_PER_S = 1_000_000
+BATCHES = 16
+SECONDS = 8.0
+
+
+def stall(slots: int) -> list[Line]:
+    """p50, p99 and the longest lookup of 4,096 keys, idle and while 1 M rows/s are applied; and the longest write."""
+    table, keys = timing.filled_table(slots, 0.9, 64, "f32")
+    table.warm(KEYS)
+    wanted = [some.cpu().numpy() for some in timing.sample(keys, KEYS, 64)]
+    _answer(table, wanted, 1.0, lambda: None)
+    idle = _answer(table, wanted, SECONDS, lambda: None)
+    feed = _Feed(table, keys)
+    feed.start()
+    _answer(table, wanted, 1.0, feed.write_one)
+    feed.writes_us.clear()
+    feed.applied = 0
+    busy = _answer(table, wanted, SECONDS, feed.write_one)
+    feed.stop()
+    lines = []
+    for name, times in (("idle", idle), ("1 M rows/s applied", busy)):
+        for percent in (50, 99, 99.9, 100):
+            us = float(np.percentile(times, percent))
+            lines.append(Line(f"lookup of {KEYS} keys, {name}, p{percent}", round(us, 1), len(times), "lookups"))
+    ratio = float(np.percentile(busy, 99) / np.percentile(idle, 99))
+    lines.append(Line("p99, applied over idle", 0.0, round(ratio, 3), "x", "<= 1.2"))
+    lines.append(
+        Line(
+            f"longest write of {BATCH_ROWS} rows",
+            round(max(feed.writes_us), 1),
+            feed.applied / SECONDS / 1e6,
+            "M rows/s",
+        )
+    )
+    return lines
+
+
+def _answer(table: GpuTable, wanted: list[np.ndarray], seconds: float, between: Callable[[], None]) -> list[float]:
+    """Latency in us of lookups that arrive every 1 / ARRIVALS_PER_S seconds."""
+    times: list[float] = []
+    start = time.perf_counter()
+    for i in range(int(seconds * ARRIVALS_PER_S)):
+        due = start + i / ARRIVALS_PER_S
+        between()
+        while time.perf_counter() < due:
+            pass
+        table.lookup(wanted[i % len(wanted)])
+        times.append((time.perf_counter() - due) * 1e6)
+    return times
+
+
+class _Feed:
+    """Stages batches at ROWS_PER_S on a thread and a stream of its own; the owner writes them."""
+
+    def __init__(self, table: GpuTable, keys: torch.Tensor) -> None:
+        self._table = table
+        self._keys = [some.cpu().numpy() for some in timing.sample(keys, BATCH_ROWS, BATCHES)]
+        rng = np.random.default_rng(2)
+        self._rows = [rng.standard_normal((BATCH_ROWS, table.dim)).astype(np.float32) for _ in range(BATCHES)]
+        self._ready: Queue[Staged] = Queue(maxsize=2)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._stage)
+        self.writes_us: list[float] = []
+        self.applied = 0
+
+    def start(self) -> None:
+        """Begin to stage."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop staging; what is staged is not written."""
+        self._stopped.set()
+        while not self._ready.empty():
+            self._ready.get()
+        self._thread.join()
+
+    def write_one(self) -> None:
+        """Write the next batch if there is one."""
+        try:
+            staged = self._ready.get_nowait()
+        except Empty:
+            return
+        begin = time.perf_counter()
+        self.applied += self._table.writer.write(staged).applied
+        self.writes_us.append((time.perf_counter() - begin) * 1e6)
+
+    def _stage(self) -> None:
+        stream = torch.cuda.Stream()
+        start, turn = time.perf_counter(), 0
+        while not self._stopped.wait(max(0.0, start + turn * BATCH_ROWS / ROWS_PER_S - time.perf_counter())):
+            versions = np.full(BATCH_ROWS, turn + 2, np.uint64)
+            batch = RowBatch(Op.ASSIGN, self._keys[turn % BATCHES], versions, self._rows[turn % BATCHES])
+            staged = self._table.writer.stage(batch, stream)
+            stream.synchronize()
+            self._ready.put(staged)
+            turn += 1

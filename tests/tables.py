@@ -1,0 +1,44 @@
+"""Every implementation of an embedding table, for suites that run on all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from param_server.table import EmbeddingTable
+from param_server.table.cpu import CpuTable
+
+DIM = 3
+DEFAULT = np.array([9.0, 8.0, 7.0], np.float32)
+
+# Triton's interpreter computes with numpy, which warns where a GPU does not.
+NUMPY_MAY_OVERFLOW = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+
+Factory = Callable[[int], EmbeddingTable]
+
+
+def cpu_table(capacity_rows: int) -> EmbeddingTable:
+    """A table in host memory."""
+    return CpuTable(dim=DIM, capacity_rows=capacity_rows, default_row=DEFAULT)
+
+
+def gpu_table(capacity_rows: int) -> EmbeddingTable:
+    """A table on the GPU, or in Triton's interpreter where there is none."""
+    need_triton()
+    from param_server.table.gpu import GpuTable
+
+    return GpuTable(dim=DIM, capacity_rows=capacity_rows, default_row=DEFAULT)
+
+
+def need_triton() -> None:
+    """Skip where Triton is not installed; choose its interpreter where there is no GPU, before kernels are imported."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
