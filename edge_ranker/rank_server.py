@@ -20,6 +20,7 @@ from infra.directory import Announcer, Entry
 from infra.engine.rank import RankHandler
 from infra.engine.run import OnnxEngine
 from infra.errors import PeerGone
+from infra.garbage import settle
 from infra.release import Release, read_release
 from infra.wire.messages import Hello
 from infra.wire.server import WireServer
@@ -78,6 +79,7 @@ class RankServer:
             config.redis_url, config.stack, lambda: self._entry(name, address, release, engine.kind)
         )
         self._announcer.start()
+        settle()
         logger.info("serving", extra={"role": config.role, "address": address, "release": manifest.name})
         return address
 

@@ -20,6 +20,7 @@ import ray
 
 from infra.directory import Announcer, Entry, read_directory
 from infra.errors import RedisUnavailable, TrirankError
+from infra.garbage import settle
 from infra.logs import configure_logging
 from infra.release import read_release
 from infra.settings import Settings
@@ -59,6 +60,7 @@ class ShardActor:
         )
         self._announcer = Announcer(redis_url, settings.stack, lambda: entry)
         self._announcer.start()
+        settle()
         threading.Thread(target=self._watch, name="shard-watch", daemon=True).start()
 
     def pid(self) -> int:

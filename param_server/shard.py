@@ -37,6 +37,9 @@ from param_server.table.cpu import warm
 
 logger = logging.getLogger(__name__)
 
+# A fetch costs more than a millisecond here and in an embedded broker; an update waits for half of this at most.
+_HOLD_MS = 40
+
 _OBSERVE_EVERY_S = 1.0
 _SWITCH_S = 0.0005
 
@@ -111,8 +114,9 @@ class Shard:
         )  # fmt: skip
         self._producer.start()
         positions = {p: at.offset for p, at in log.positions.items()}
+        identity = log.identity or None
         consumer = LogConsumer(
-            config.bootstrap, config.topic, positions, positions=positions, identity=log.identity or None
+            config.bootstrap, config.topic, positions, positions=positions, identity=identity, hold_ms=_HOLD_MS
         )
         self._server = self._wire_server()
         self._reader = StreamReader(consumer, self._feed, self._server.wake)

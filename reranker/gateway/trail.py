@@ -6,8 +6,6 @@ Everything here ends up in the reply, in the metrics, or both. Invariant: a stag
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from infra.errors import DeadlineExceeded, Overloaded, PeerGone, RedisUnavailable, TrirankError
 from reranker.gateway.metrics import DEGRADED, STAGE_FAILURES, stage_seconds
@@ -29,16 +27,9 @@ class Trail:
         self.reasons: list[str] = []
         self.timing_ms: dict[str, float] = {}
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Note how long a stage took, failed or not."""
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            took_s = time.perf_counter() - began_s
-            self.timing_ms[stage] = round(took_s * 1e3, 3)
-            stage_seconds(stage, self.assignment.arm).observe(took_s)
+    def timed(self, stage: str) -> _Timed:
+        """A context that notes how long a stage took, failed or not."""
+        return _Timed(self, stage)
 
     def failed(self, stage: str, error: TrirankError) -> None:
         """Note that a stage gave nothing usable, and why."""
@@ -50,6 +41,24 @@ class Trail:
         if reason not in self.reasons:
             self.reasons.append(reason)
             DEGRADED.labels(reason, self.assignment.arm).inc()
+
+
+class _Timed:
+    """Cheaper than a generator: there are four in every request."""
+
+    __slots__ = ("_began_s", "_stage", "_trail")
+
+    def __init__(self, trail: Trail, stage: str) -> None:
+        self._trail = trail
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *raised: object) -> None:
+        took_s = time.perf_counter() - self._began_s
+        self._trail.timing_ms[self._stage] = round(took_s * 1e3, 3)
+        stage_seconds(self._stage, self._trail.assignment.arm).observe(took_s)
 
 
 def cause_of(error: TrirankError) -> str:
