@@ -104,11 +104,14 @@ def test_a_release_goes_from_draft_to_everybody_and_back(two: TwoReleases) -> No
         return bool(two.control("GET", "/g").body["step"] == 2)
 
     eventually(ramped, timeout_s=30)
-    eventually(
-        lambda: ask(two, range(100)) and two.control("GET", "/g/analysis").body["decision"]["verdict"] == "healthy",
-        timeout_s=30,
-    )
-    promoted = eventually(lambda: (a := two.control("POST", "/g:promote")).status == 200 and a)
+
+    def ready() -> bool:
+        ask(two, range(100))
+        return "ready to promote" in two.control("GET", "/g/analysis").body["decision"]["sentence"]
+
+    eventually(ready, timeout_s=30)
+    promoted = two.control("POST", "/g:promote")
+    assert promoted.status == 200, promoted.body
     assert promoted.body["serving"] == "tiny-b"
     assert {versions(answer)[0] for answer in ask(two, range(40))} == {"tiny-b"}
 
