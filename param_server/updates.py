@@ -193,7 +193,10 @@ def _together(good: Sequence[tuple[StreamRecord, UpdateBatch]], progress: Mappin
     if len(good) == 1:
         record = good[0][0]
         versions = row_versions(first, record.offset, progress[record.partition].log_epoch)
-        return RowBatch(first.op, first.keys, versions, first.rows, versioned_rows=first.versions is not None)
+        return RowBatch(
+            first.op, first.keys, versions, first.rows, versioned_rows=first.versions is not None,
+            order=log_version(record.offset, progress[record.partition].log_epoch),
+        )  # fmt: skip
     orders = np.array([log_version(r.offset, progress[r.partition].log_epoch) for r, _ in good], np.uint64)
     return RowBatch(
         first.op,

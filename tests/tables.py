@@ -9,8 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from infra.clock import SystemClock
+from param_server.below import TierRules
+from param_server.residents import Residents
 from param_server.table import EmbeddingTable
 from param_server.table.cpu import CpuTable
+from param_server.table.evicting import EvictingTable
+from param_server.tiers import TieredTable
 
 DIM = 3
 DEFAULT = np.array([9.0, 8.0, 7.0], np.float32)
@@ -32,6 +37,18 @@ def gpu_table(capacity_rows: int) -> EmbeddingTable:
     from param_server.table.gpu import GpuTable
 
     return GpuTable(dim=DIM, capacity_rows=capacity_rows, default_row=DEFAULT)
+
+
+def tiered_table(capacity_rows: int) -> EmbeddingTable:
+    """A third of the rows hot, the rest warm, no cold tier: what does not fit is refused, as in the others."""
+    hot_rows = max(1, capacity_rows // 3)
+    rules = TierRules()
+    hot, *warm = (
+        EvictingTable(dim=DIM, capacity_rows=n, default_row=DEFAULT, policy=rules.policy)
+        for n in (hot_rows, capacity_rows - hot_rows)
+        if n
+    )
+    return TieredTable(Residents(hot, warm[0] if warm else None), rules, None, SystemClock())
 
 
 def need_triton() -> None:

@@ -31,7 +31,8 @@ Bool = NDArray[np.bool_]
 class RowBatch:
     """Writes to one table: keys i64[n], versions u64[n], rows f32[n, dim] (f32[0, dim] for a delete).
 
-    `versioned_rows`: the producer gave each row its own version, so that an `add` can be stale.
+    `versioned_rows`: the producer gave each row its own version, so that an `add` can be stale. `order` is the place of
+    the writes in the log; None where the versions are the places.
     """
 
     op: Op
@@ -39,6 +40,7 @@ class RowBatch:
     versions: U64
     rows: F32
     versioned_rows: bool = False
+    order: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

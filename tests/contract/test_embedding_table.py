@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from param_server.contract import Op
 from param_server.table import Applied, EmbeddingTable, RowBatch, TopK
-from tests.tables import DEFAULT, DIM, NUMPY_MAY_OVERFLOW, Factory, cpu_table, gpu_table
+from tests.tables import DEFAULT, DIM, NUMPY_MAY_OVERFLOW, Factory, cpu_table, gpu_table, tiered_table
 
 I64 = np.iinfo(np.int64)
 ODD_KEYS = [I64.min, I64.max, 0, -1, 1, I64.min + 1, 2**32, -(2**32)]
 
 
-@pytest.fixture(params=[cpu_table, pytest.param(gpu_table, marks=NUMPY_MAY_OVERFLOW)], ids=["cpu", "gpu"])
+@pytest.fixture(
+    params=[cpu_table, tiered_table, pytest.param(gpu_table, marks=NUMPY_MAY_OVERFLOW)], ids=["cpu", "tiered", "gpu"]
+)
 def make(request: pytest.FixtureRequest) -> Factory:
     factory: Factory = request.param
     return factory
@@ -329,6 +331,12 @@ BATCHES = st.lists(
 @given(capacity=st.integers(1, 16), batches=BATCHES)
 def test_any_sequence_of_batches_leaves_what_a_dict_would_hold(capacity: int, batches: Batches) -> None:
     _compare_with_a_dict(cpu_table(capacity), capacity, batches)
+
+
+@settings(deadline=None, max_examples=200)
+@given(capacity=st.integers(1, 16), batches=BATCHES)
+def test_any_sequence_of_batches_leaves_the_same_over_tiers(capacity: int, batches: Batches) -> None:
+    _compare_with_a_dict(tiered_table(capacity), capacity, batches)
 
 
 @NUMPY_MAY_OVERFLOW

@@ -1,0 +1,263 @@
+"""A table in host memory that loses its least wanted rows: `TierTable` with numba.
+
+One owner thread, no locks; memory is set aside at construction. The victim of an eviction is the least of a window of
+`kernels_evicting.WINDOW` entries, and the windows go round, so evicting costs the same however large the table is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from param_server.contract import F32, I64, Op
+from param_server.eviction import PINNED, U32, Policy, gains
+from param_server.table import Applied, Bool, Export, RowBatch, TopK
+from param_server.table import kernels_cpu as kernels
+from param_server.table import kernels_evicting as evicting
+from param_server.table.tier import Entries, Upserted, room_for
+
+_NO_KEYS = np.empty(0, np.int64)
+_EXPIRE_AT_ONCE = 4096
+_SAMPLE = 4096
+_MOST_MARKS = 2**32 - 1
+
+
+class EvictingTable:
+    """`TierTable` in host memory. `default_row` is f32[dim]."""
+
+    def __init__(self, *, dim: int, capacity_rows: int, default_row: F32, policy: Policy) -> None:
+        if not 0 < capacity_rows < 2**31:
+            raise ValueError(f"capacity_rows is {capacity_rows}, it must be in [1, {2**31})")
+        if default_row.shape != (dim,):
+            raise ValueError(f"default_row has shape {default_row.shape}, not ({dim},)")
+        self._default_row = np.array(default_row, np.float32)
+        self._mode = policy.mode
+        self._gains = gains()
+        self._slots = np.zeros(_cells(capacity_rows), np.uint64)
+        self._keys = np.empty(capacity_rows, np.int64)
+        self._states = np.zeros(capacity_rows, np.uint8)
+        self._versions = np.empty(capacity_rows, np.uint64)
+        self._rows = np.empty((capacity_rows, dim), np.float32)
+        self._scores = np.empty(capacity_rows, np.uint32)
+        self._dirty = np.empty(capacity_rows, np.uint32)
+        self._marks = np.zeros(capacity_rows, np.uint32)
+        self._free = np.empty(capacity_rows, np.int64)
+        self._n_free = 0
+        self._used = 0
+        self._live = 0
+        self._hand = 0
+        self._mark = 0
+        self._expired_to = 0
+
+    @property
+    def dim(self) -> int:
+        """Width of a row."""
+        return int(self._rows.shape[1])
+
+    @property
+    def size(self) -> int:
+        """Live rows."""
+        return self._live
+
+    @property
+    def tombstones(self) -> int:
+        """Deleted keys whose version is remembered."""
+        return self._used - self._n_free - self._live
+
+    @property
+    def capacity_rows(self) -> int:
+        """Most live rows and tombstones together."""
+        return int(self._keys.size)
+
+    @property
+    def bytes(self) -> int:
+        """Memory set aside, index included."""
+        return bytes_for(self.capacity_rows, self.dim)
+
+    def lookup(self, keys: I64) -> tuple[F32, Bool]:
+        """Return rows f32[n, dim] and found bool[n] for keys i64[n]; a missing key has the default row."""
+        rows, found = np.empty((keys.size, self.dim), np.float32), np.empty(keys.size, np.bool_)
+        kernels.lookup(self._slots, self._keys, self._states, self._rows, _plain(keys), self._default_row, rows, found)
+        return rows, found
+
+    def visit(self, keys: I64, tick: int) -> tuple[F32, Bool]:
+        """The same; it counts as a use at `tick`."""
+        rows, found = np.empty((keys.size, self.dim), np.float32), np.empty(keys.size, np.bool_)
+        evicting.visit(
+            self._slots, self._keys, self._states, self._rows, self._scores, _plain(keys), self._default_row, rows,
+            found, self._mode, tick, self._gains,
+        )  # fmt: skip
+        return rows, found
+
+    def apply(self, batch: RowBatch) -> Applied:
+        """Write to the keys that are held; others are `full`. Raises ValueError when arrays do not fit this table."""
+        n = batch.keys.size
+        if batch.rows.shape != (0 if batch.op is Op.DELETE else n, self.dim) or batch.versions.size != n:
+            raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {self.dim}")
+        adding = batch.op is Op.ADD
+        refused = np.zeros(n, np.uint8)
+        # The write loops of the plain table, told that it is full; where they stamp a change, it is dirty.
+        applied, stale, _, self._live = (kernels.add if adding else kernels.assign)(
+            self._slots, self._keys, self._states, self._versions, self._rows, self._dirty, 1,
+            self.capacity_rows, self._live,
+            _plain(batch.keys), np.array(batch.versions, np.uint64, order="C"), _rows(batch.rows),
+            batch.versioned_rows if adding else batch.op is Op.DELETE, refused,
+        )  # fmt: skip
+        if applied + stale == n:
+            return Applied(applied, stale, _NO_KEYS, _NO_KEYS)
+        return Applied(
+            applied, stale, np.flatnonzero(refused == kernels.FULL), np.flatnonzero(refused == kernels.OVERFLOW)
+        )
+
+    def upsert(self, entries: Entries, *, force: bool) -> Upserted:
+        """Write entries, evicting where there is no room; as in the protocol."""
+        n = entries.n
+        self._mark += 1
+        if self._mark == _MOST_MARKS:
+            self._marks[:] = 0
+            self._mark = 1
+        refused = np.zeros(n, np.uint8)
+        out = room_for(n, self.dim)
+        applied, stale, n_out, self._n_free, self._used, self._live, self._hand = evicting.upsert(
+            self._slots, self._keys, self._states, self._versions, self._rows, self._scores, self._dirty, self._marks,
+            self._free, self._mark, self._n_free, self._used, self._live, self._hand,
+            *_parts(entries), force, refused, *_parts(out),
+        )  # fmt: skip
+        return Upserted(applied, stale, np.flatnonzero(refused), out.take(slice(0, n_out)))
+
+    def remove(self, keys: I64, above: int = -1) -> Entries:
+        """Take out those of keys that are held with a score greater than `above`."""
+        out = room_for(keys.size, self.dim)
+        n_out, self._n_free, self._live = evicting.remove(
+            self._slots, self._keys, self._states, self._versions, self._rows, self._scores, self._dirty, self._free,
+            self._n_free, self._live, _plain(keys), above, *_parts(out),
+        )  # fmt: skip
+        return out.take(slice(0, n_out))
+
+    def bury(self, keys: I64) -> Entries:
+        """Take out those of keys that are held as tombstones."""
+        if not self.tombstones:
+            return room_for(0, self.dim)
+        dead = np.empty(keys.size, np.int64)
+        return self.remove(dead[: evicting.tombstones(self._slots, self._keys, self._states, _plain(keys), dead)])
+
+    def expire(self, below: int) -> Entries:
+        """Take out rows of a lesser score from among the next few thousand."""
+        start = self._expired_to if self._expired_to < self._used else 0
+        end = self._expired_to = min(start + _EXPIRE_AT_ONCE, self._used)
+        keys = np.empty(end - start, np.int64)
+        return self.remove(keys[: evicting.below(self._states, self._scores, self._keys, start, end, below, keys)])
+
+    def weakest(self) -> int:
+        """Least score of the window that the next eviction looks at; -1 while there is room."""
+        if self._used - self._n_free < self.capacity_rows:
+            return -1
+        return int(evicting.weakest(self._states, self._scores, self._used, self._hand))
+
+    def hottest(self, n: int) -> tuple[I64, U32]:
+        """About the `n` live keys of greatest score, greatest first: the cut is found in a sample."""
+        scores = self._scores[: self._used]
+        if n < scores.size:
+            sample = scores[:: max(1, scores.size // _SAMPLE)]
+            cut = np.partition(sample, -1 - n * sample.size // scores.size)[-1 - n * sample.size // scores.size]
+            chosen = np.flatnonzero((scores >= cut) & (self._states[: self._used] == kernels.LIVE))
+        else:
+            chosen = np.flatnonzero(self._states[: self._used] == kernels.LIVE)
+        chosen = chosen[np.argsort(-scores[chosen].astype(np.int64), kind="stable")[:n]]
+        return self._keys[chosen], scores[chosen]
+
+    def pin(self, keys: I64) -> None:
+        """Keep those of keys that are held."""
+        evicting.set_score(self._slots, self._keys, self._scores, _plain(keys), PINNED)
+
+    def soil(self) -> None:
+        """Take every row for changed."""
+        self._dirty[:] = 1
+
+    def topk(self, queries: F32, k: int, exclude: Sequence[I64] = ()) -> list[TopK]:
+        """Return the k live rows of greatest dot product for each query f32[q, dim]; `exclude` as in the protocol."""
+        if exclude and len(exclude) != len(queries):
+            raise ValueError(f"{len(exclude)} exclusions for {len(queries)} queries")
+        return [self._topk(q, k, exclude[i] if exclude else _NO_KEYS) for i, q in enumerate(queries)]
+
+    def _topk(self, query: F32, k: int, exclude: I64) -> TopK:
+        with np.errstate(all="ignore"):
+            scores = self._rows[: self._used] @ query
+        ranks = np.empty(self._used, np.uint64)
+        count = kernels.rank(scores, self._slots, self._keys, self._states, self._used, _plain(exclude), ranks)
+        ranks = ranks[:count]
+        k = min(max(k, 0), count)
+        if 0 < k < count:
+            ranks.partition(k - 1)
+        ranks[:k].sort()
+        best = kernels.settle(ranks[:k], ranks[k:], self._slots, self._keys)
+        return TopK(self._keys[best], scores[best], self._rows[best])
+
+    def export(self, since_version: int = 0) -> Export:
+        """Return copies of every entry whose version is at least `since_version`, tombstones included."""
+        held = self._states[: self._used] != evicting.FREE
+        if since_version > 0:
+            held &= self._versions[: self._used] >= since_version
+        chosen = np.flatnonzero(held)
+        dead = self._states[chosen] == kernels.TOMBSTONE
+        return Export(self._keys[chosen], self._versions[chosen], dead, self._rows[chosen])
+
+
+def _cells(capacity_rows: int) -> int:
+    return capacity_rows * 4 // 3 + 1
+
+
+def bytes_for(capacity_rows: int, dim: int) -> int:
+    """Memory of a table."""
+    return _cells(capacity_rows) * 8 + capacity_rows * (8 + 1 + 8 + 4 + 4 + 4 + 8 + 4 * dim)
+
+
+def rows_within(budget_bytes: int, dim: int) -> int:
+    """Capacity of the largest table that takes no more memory than that; 1 at least."""
+    rows = max(1, int(budget_bytes / (bytes_for(3000, dim) / 3000)) + 1)
+    while rows > 1 and bytes_for(rows, dim) > budget_bytes:
+        rows -= 1
+    return rows
+
+
+def warm() -> None:
+    """Compile, or load from numba's cache, everything a table will call."""
+    table = EvictingTable(dim=1, capacity_rows=2, default_row=np.zeros(1, np.float32), policy=Policy())
+    some = Entries(
+        np.arange(3), np.ones(3, np.uint64), np.zeros(3, np.bool_), np.ones((3, 1), np.float32),
+        np.ones(3, np.uint32), np.ones(3, np.bool_),
+    )  # fmt: skip
+    for force in (True, False):
+        table.upsert(some, force=force)
+    for op in (Op.ASSIGN, Op.ADD):
+        table.apply(RowBatch(op, some.keys, some.versions, some.rows))
+    table.visit(some.keys, 1)
+    table.lookup(some.keys)
+    table.topk(some.rows[:1], 1, (some.keys[:0],))
+    table.weakest()
+    table.pin(some.keys[:0])
+    table.expire(1)
+    table.apply(RowBatch(Op.DELETE, some.keys, some.versions + np.uint64(1), some.rows[:0]))
+    table.bury(some.keys)
+
+
+def _parts(entries: Entries) -> tuple[Any, ...]:
+    return (
+        _as_is(entries.keys), _as_is(entries.versions), _as_is(entries.tombstones), _as_is(entries.rows),
+        _as_is(entries.scores), _as_is(entries.dirty),
+    )  # fmt: skip
+
+
+def _as_is(array: np.ndarray[Any, Any]) -> Any:
+    """The one memory layout the kernels are compiled for; copied only where it is another."""
+    return np.require(array, None, ["C", "A", "W"])
+
+
+def _plain(keys: I64) -> I64:
+    return np.array(keys, np.int64, order="C")
+
+
+def _rows(rows: F32) -> F32:
+    return np.require(rows, np.float32, ["C", "A", "W"])

@@ -1,0 +1,203 @@
+"""Whatever the order in which reads, writes, failures, crashes and replays happen: a row is never an older one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from param_server.below import TierRules
+from param_server.contract import Op
+from param_server.eviction import Policy
+from param_server.table import Export
+from tests.unit.param_server.tiered import (
+    ColdDict,
+    FakeClock,
+    LogRecord,
+    ManualLane,
+    State,
+    after,
+    export_of,
+    settled,
+    tiered,
+)
+
+KEYS = range(8)
+ORDER = 1000
+RELEASE: State = {key: (1, float(100 + key)) for key in range(5)}
+ROWS = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.integers(0, 9), st.integers(1, 8).map(float)), min_size=1, max_size=4
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("apply"), st.sampled_from(list(Op)), ROWS, st.booleans()),
+        st.tuples(st.just("lookup"), st.lists(st.sampled_from(KEYS), min_size=1, max_size=4)),
+        st.tuples(
+            st.sampled_from(
+                ["turn", "turn", "act_read", "fail_read", "act_write", "deliver", "deliver", "settle", "meet", "later",
+                 "snapshot", "crash", "fetch"]
+            )
+        ),
+    ),
+    max_size=60,
+)  # fmt: skip
+RULES = st.builds(
+    TierRules,
+    policy=st.sampled_from([Policy("lru"), Policy("lfu"), Policy("ttl", ttl_s=5.0)]),
+    new_keys=st.sampled_from(["insert", "cold_only", "if_admitted"]),
+    admission_threshold=st.sampled_from([1, 2]),
+    most_leaving=st.just(4),
+)
+
+
+class World:
+    """A shard's table that can crash, its log, and every state the log has ever led to."""
+
+    def __init__(self, hot: int, warm: int, rules: TierRules, *, log_versions: bool) -> None:
+        self.sizes = (hot, warm)
+        self.rules = rules
+        self.log_versions = log_versions
+        self.clock = FakeClock()
+        self.cold = ColdDict()
+        self.log: list[LogRecord] = []
+        self.states: list[State] = [RELEASE]
+        self.reached = 0
+        self.run = 1
+        self.snapshot: tuple[int, Export] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.run = self.run % 4 + 1
+        self.lane = ManualLane(self.cold)
+        self.table = tiered(*self.sizes, self.lane, self.rules, self.clock)
+        self.position = self.snapshot[0] if self.snapshot else 0
+        self.table.follow(lambda keys: np.full(keys.size, ORDER + self.position, np.uint64))
+        state = self.snapshot[1] if self.snapshot else export_of(RELEASE)
+        assert self.table.restore(state, self.lane.settle, None if self.snapshot else self.cold.read)
+
+    def apply(self, op: Op, rows: list[tuple[int, int, float]], versioned: bool) -> None:
+        if self.table.hold:
+            return
+        if self.position == len(self.log):
+            if self.log_versions:
+                rows = [(key, ORDER + self.position, value) for key, _, value in rows]
+                versioned = False
+            self.log.append(LogRecord(op, tuple(rows), versioned))
+            self.states.append(after(self.states[-1], self.log[-1]))
+        first = self.position
+        record = self.log[first]
+        # As `updates.apply_records` does: the positions move before the rows.
+        self.position += 1
+        if self.log_versions and self.position % 3:
+            # Neighbours are applied together, not the same ones after every crash.
+            while self.position < min(len(self.log), first + self.run) and self.log[self.position].op is record.op:
+                self.position += 1
+            rows = tuple(row for each in self.log[first : self.position] for row in each.rows)
+            batch = LogRecord(record.op, rows, False).batch()
+        else:
+            batch = record.batch(ORDER + first)
+        done = self.table.apply(batch)
+        assert done.applied + done.stale == batch.keys.size
+        self.reached = max(self.reached, self.position)
+
+    def lookup(self, keys: list[int]) -> None:
+        rows, found = self.table.lookup(np.array(keys))
+        for key, row, have in zip(keys, rows.tolist(), found.tolist(), strict=True):
+            if have:
+                legal = [self.states[p].get(key, (0, None))[1] for p in range(self.position, self.reached + 1)]
+                assert row[0] == row[1]
+                assert row[0] in legal, f"key {key} is {row[0]}, since position {self.position} it was {legal}"
+            else:
+                assert row == [9.0, 9.0]
+
+    def do(self, step: tuple[Any, ...]) -> None:
+        name = step[0]
+        if name == "apply":
+            self.apply(*step[1:])
+        elif name == "lookup":
+            self.lookup(step[1])
+        elif name == "turn":
+            self.table.turn()
+        elif name == "later":
+            self.clock.s += 3
+        elif name == "fetch":
+            self.table.fetch(np.array([1, 3, 6]))
+        elif name == "snapshot":
+            if not self.table.unsettled:
+                self.snapshot = (self.position, self.table.export())
+        elif name == "crash":
+            self.start()
+        else:
+            getattr(self.lane, name)()
+
+    def asked_for(self, key: int) -> float | None:
+        """The value, after it was asked for often enough to be fetched; it may be on its way out of a tier at first."""
+        for _ in range(self.rules.admission_threshold + 3):
+            rows, found = self.table.lookup(np.array([key]))
+            if found[0]:
+                return float(rows[0, 0])
+            settled(self.table, self.lane)
+        return None
+
+    def finish(self) -> None:
+        """Read the log to its end, wait for everything, and compare all rows."""
+        self.lane.meet()
+        while self.position < len(self.log):
+            settled(self.table, self.lane)
+            self.apply(Op.ASSIGN, [], versioned=False)
+        settled(self.table, self.lane)
+        self.clock.s += 100
+        settled(self.table, self.lane)
+        assert not self.table.unsettled
+        for key in KEYS:
+            expected = self.states[-1].get(key, (0, None))[1]
+            assert self.asked_for(key) == expected, f"key {key}"
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    hot=st.integers(1, 4), warm=st.integers(0, 3), rules=RULES, log_versions=st.booleans(), steps=STEPS,
+)  # fmt: skip
+def test_any_interleaving_shows_only_rows_that_are_current_and_loses_none(
+    hot: int, warm: int, rules: TierRules, log_versions: bool, steps: list[tuple[Any, ...]]
+) -> None:
+    world = World(hot, warm, rules, log_versions=log_versions)
+    for step in steps:
+        world.do(step)
+    world.finish()
+
+
+WEIGHTS = {
+    "apply": 12, "lookup": 10, "turn": 14, "act_read": 6, "act_write": 6, "deliver": 12, "fail_read": 1, "settle": 1,
+    "later": 1, "snapshot": 1, "crash": 1, "fetch": 1, "meet": 1,
+}  # fmt: skip
+
+
+def a_step(chance: random.Random) -> tuple[Any, ...]:
+    name = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    if name == "apply":
+        op = chance.choice([Op.ASSIGN, Op.ADD, Op.ADD, Op.DELETE])
+        n = chance.randint(1, 3)
+        rows = [(chance.choice(KEYS), chance.randint(0, 9), float(chance.randint(1, 8))) for _ in range(n)]
+        return name, op, rows, chance.random() < 0.3
+    if name == "lookup":
+        return name, [chance.choice(KEYS) for _ in range(chance.randint(1, 3))]
+    return (name,)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    hot=st.integers(1, 3), warm=st.integers(0, 2), rules=RULES, log_versions=st.booleans(), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_a_long_life_with_crashes_shows_only_rows_that_are_current_and_loses_none(
+    hot: int, warm: int, rules: TierRules, log_versions: bool, seed: int
+) -> None:
+    chance = random.Random(seed)
+    world = World(hot, warm, rules, log_versions=log_versions)
+    world.do(("meet",))
+    for _ in range(250):
+        world.do(a_step(chance))
+    world.finish()
