@@ -23,11 +23,13 @@ class Arms:
         self.tally = Tally()
         self._flying: Counter[int] = Counter()
 
-    def follow(self, split: SplitPlan) -> None:
-        """Serve by this split from the next request on."""
-        if split.version >= self.split.version:
-            self.split = split
-            self.tally.begin(split.epoch)
+    def follow(self, split: SplitPlan) -> bool:
+        """Serve by this split from the next request on; False when it is older than the one in force."""
+        if split.version < self.split.version:
+            return False
+        self.split = split
+        self.tally.begin(split.epoch)
+        return True
 
     def assign(
         self,

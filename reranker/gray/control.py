@@ -129,12 +129,12 @@ class Control:
         return lacking
 
     async def acknowledged(self, current: Current) -> Acknowledged:
-        """Wait until every live gateway serves by this split, at most 5 s."""
+        """Wait until every live gateway serves by this split or by one that came after it, at most 5 s."""
         began_s = self._clock.monotonic_s()
         while True:
-            acks = await self.store.acks()
+            acks, newest = await self.store.acks(), await self.store.current()
             live = [entry.name for entry in self._entries() if entry.role == "gateway"]
-            behind = tuple(name for name in live if name not in acks or acks[name].version < current.version)
+            behind = tuple(name for name in live if name not in acks or acks[name].head != newest.head)
             took_s = self._clock.monotonic_s() - began_s
             if not behind or took_s > ACKNOWLEDGED_WITHIN_S:
                 inflight = sum(acks[name].in_flight for name in live if name in acks)

@@ -1,8 +1,9 @@
 """One gateway follows the gray release: takes every new split, says so, and tells what it has counted.
 
 A change is pushed and, should that be lost, read within a second. It is acknowledged once no request assigned by an
-older split is on its way any more. While Redis is away the split stands still. Invariant: a split is followed only when
-this gateway has loaded every release it names.
+older split is on its way any more. While Redis is away the split stands still. An older split than the one in force is
+not followed: a Redis that lost its last second must not bring back what was aborted. Invariant: a split is followed
+only when this gateway has loaded every release it names.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection
 from infra.clock import Clock
 from infra.errors import TrirankError
 from reranker.gray.arms import Arms
+from reranker.gray.audit import GENESIS
 from reranker.gray.store import Ack, Current, GrayStore
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class Follower:
         self._gateway = gateway
         self._load = load
         self._clock = clock
+        self._head = GENESIS
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -58,16 +61,21 @@ class Follower:
         current = await self._store.current()
         releases = tuple(sorted(await self._load(current)))
         split = current.split
-        if split is not None and split.version != self._arms.split.version:
+        if split is not None and current.head != self._head:
             missing = {split.stable, split.candidate or split.stable} - set(releases)
             if missing:
                 logger.error("a release of the split is not loaded here", extra={"release": sorted(missing)[0]})
+            elif not self._arms.follow(split):
+                logger.error(
+                    "Redis is behind what this gateway serves by; it keeps that", extra={"version": split.version}
+                )
             else:
-                self._arms.follow(split)
+                self._head = current.head
                 await self._drained(split.version)
         version = self._arms.split.version
         in_flight = self._arms.flying_before(version)
-        await self._store.acknowledge(self._gateway, Ack(version, self._clock.now_us(), in_flight, releases))
+        ack = Ack(version, self._head, self._clock.now_us(), in_flight, releases)
+        await self._store.acknowledge(self._gateway, ack)
         await self._tell()
 
     async def _drained(self, version: int) -> None:

@@ -49,9 +49,13 @@ class Conflict(Retryable):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """The version of the split one gateway serves by, since when, and what it still answered by an older one."""
+    """The version of the split one gateway serves by, since when, and what it still answered by an older one.
+
+    `head` is the audit chain's at that version: a Redis that lost its newest change and goes on differently has another.
+    """
 
     version: int
+    head: str
     at_us: int
     in_flight: int
     releases: tuple[str, ...]

@@ -184,7 +184,7 @@ def test_a_gateway_follows_a_change_at_once_and_says_so(url: str) -> None:
             began_s = time.monotonic()
             await until(lambda: arms.split.candidate == "b")
             assert time.monotonic() - began_s < 0.9
-            while (await store.acks()).get("gw", Ack(0, 0, 0, ())).version < 2:
+            while (await store.acks()).get("gw", Ack(0, "", 0, 0, ())).version < 2:
                 await asyncio.sleep(0.005)
         finally:
             following.cancel()
@@ -219,6 +219,28 @@ def test_a_change_is_acknowledged_after_the_last_reply_of_the_older_split(url: s
 
 def assigned_to(arms: Arms, user: str) -> str:
     return arms.assign(user_id=user, session_id=None, request_id="").arm
+
+
+def test_a_redis_that_lost_its_last_change_brings_nothing_back(url: str) -> None:
+    async def body(store: GrayStore) -> None:
+        arms, operator = Arms("a"), control(store, "gw")
+        running = await started(store)
+        following = follower(store, arms)
+        assert running.release is not None
+        with connect(url) as redis:
+            before = redis.hgetall("t:gray")
+            aborted = change(running.release, "abort", at_us=9, why="no")
+            await store.commit(running, aborted, "abort", who="ann", why="no", at_us=9)
+            await following.look()
+            redis.delete("t:gray")
+            redis.hset("t:gray", mapping=before)
+        await following.look()
+
+        assert arms.split.candidate is None
+        found = await operator.acknowledged(await store.current())
+        assert (found.acked, found.missing) == (0, ("gw",))
+
+    with_store(url, body)
 
 
 def test_a_split_with_a_release_that_is_not_loaded_is_not_followed(url: str) -> None:
