@@ -51,7 +51,7 @@ class Conflict(Retryable):
 class Ack(msgspec.Struct, frozen=True):
     """The version of the split one gateway serves by, since when, and what it still answered by an older one.
 
-    `head` is the audit chain's at that version: a Redis that lost its newest change and goes on differently has another.
+    `head` is the audit chain's at that version: a Redis that lost its newest change has another.
     """
 
     version: int

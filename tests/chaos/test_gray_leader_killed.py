@@ -1,4 +1,4 @@
-"""The leader of a gray release is killed on the way: another takes over in three seconds, no step twice, none lost."""
+"""The leader of a gray release is killed: another takes over within three seconds, no step twice, none lost."""
 
 from __future__ import annotations
 
