@@ -51,7 +51,7 @@ def soon(seconds: float = 5.0) -> Deadline:
 def test_every_caller_gets_his_own_replies(server: EmbeddedRedis) -> None:
     async def use(line: RedisLine) -> list[Any]:
         asked = (line.ask(command("ECHO", i) + command("ECHO", -i), 2, soon()) for i in range(500))
-        return await asyncio.gather(*asked)
+        return list(await asyncio.gather(*asked))
 
     assert on(server.url, use) == [[str(i).encode(), str(-i).encode()] for i in range(500)]
 
