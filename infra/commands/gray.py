@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import sys
 import time
 import urllib.error
@@ -126,16 +127,20 @@ def status(home: Home = None, as_json: Json = False) -> None:
 
 
 def watch(home: Home = None) -> None:
-    """Print every change and every new verdict until Ctrl-C or the end of the gray release."""
+    """Print every change and every other verdict until Ctrl-C or the end of the gray release."""
     api, last = _Api(home), ""
     while True:
         now = api.current()
-        analysis = api.ask("GET", f"/{now['name']}/analysis")
-        line = _line(now) + (f"  {analysis['decision']['sentence']}" if analysis else "")
-        if line != last:
+        over = now["state"] in ("promoted", "aborted")
+        analysis = None if over else api.ask("GET", f"/{now['name']}/analysis")
+        line = _line(now) if over else f"{now['state']}, step {now['step']}, {now['weight_ppm'] / 1e4:g} %"
+        if analysis:
+            line += f"  {analysis['decision']['verdict']}: {analysis['decision']['sentence']}"
+        # Numbers grow all the time; a line is worth printing when something else is said.
+        if (said := re.sub(r"[0-9.,]+", "", line) + str(now["step"])) != last:
             print(line, flush=True)
-            last = line
-        if now["state"] in ("promoted", "aborted"):
+            last = said
+        if over:
             return
         time.sleep(1.0)
 
