@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
@@ -63,6 +63,30 @@ class Settings(BaseSettings):
     )
     snapshot_keep: int = Field(default=2, ge=1, le=100, description="Full snapshots kept, with the deltas after them.")
     snapshot_deltas: int = Field(default=8, ge=0, le=1000, description="Delta snapshots between two full ones.")
+    tier_hot_bytes: int | None = Field(
+        default=None, ge=1 << 20, description="Memory for hot rows per shard, all tables; none holds every row."
+    )
+    tier_warm_bytes: int = Field(default=0, ge=0, description="Host memory for rows below the hot ones, per shard.")
+    tier_cold: bool = Field(default=True, description="Keep the rows that find no room in Redis, or refuse them.")
+    tier_eviction: Literal["lru", "lfu", "ttl"] = Field(default="lfu", description="Which rows leave a full tier.")
+    tier_half_life_s: float = Field(default=3600.0, ge=600.0, description="Counts of uses halve in this time (lfu).")
+    tier_ttl_s: float = Field(default=86400.0, gt=0, description="Rows leave hot and warm after this time (ttl).")
+    tier_admission: int = Field(
+        default=1, ge=1, le=15, description="Times a row that is not held is asked for before it is fetched."
+    )
+    tier_new_keys: Literal["insert", "cold_only", "if_admitted"] = Field(
+        default="insert", description="Where an update puts a key that is not held."
+    )
+    tier_negative_ttl_s: float = Field(
+        default=30.0, gt=0, description="Seconds for which a key that is nowhere is not looked for again."
+    )
+    tier_leaving_rows: int = Field(
+        default=65536, ge=1, description="Rows that may wait for Redis before the stream waits, per table."
+    )
+    hot_set_rows: int = Field(
+        default=100_000, ge=0, description="Rows per table that a starting shard has ready first."
+    )
+    hot_set_interval_s: float = Field(default=5.0, gt=0, description="Seconds between notes of which rows those are.")
     control_token: str | None = Field(
         default=None,
         min_length=16,

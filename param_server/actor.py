@@ -24,8 +24,11 @@ from infra.garbage import settle
 from infra.logs import configure_logging
 from infra.release import read_release
 from infra.settings import Settings
+from param_server.below import TierRules
+from param_server.eviction import Policy
 from param_server.keeper import Keeping
 from param_server.shard import Shard, ShardConfig
+from param_server.tiering import Tiering
 
 _READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
@@ -43,7 +46,7 @@ class ShardActor:
         configure_logging(settings.log_level)
         # The stack has verified the files when it started.
         release = read_release(Path(release_path), verify_files=False)
-        config = _config(settings, kafka, index, side)
+        config = _config(settings, redis_url, kafka, index, side)
         self._stopping = threading.Event()
         self._directory = redis_url, settings.stack
         self._shard = Shard(config, release)
@@ -126,7 +129,7 @@ def stop_shards(handles: Sequence[Any]) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _config(settings: Settings, kafka: str, index: int, side: str) -> ShardConfig:
+def _config(settings: Settings, redis_url: str, kafka: str, index: int, side: str) -> ShardConfig:
     run_dir = settings.run_dir.resolve()
     return ShardConfig(
         index=index,
@@ -141,6 +144,27 @@ def _config(settings: Settings, kafka: str, index: int, side: str) -> ShardConfi
         snapshots=Keeping(settings.snapshot_interval_s, settings.snapshot_keep, settings.snapshot_deltas),
         table_headroom=settings.table_headroom,
         table_min_capacity_rows=settings.table_min_capacity_rows,
+        tiers=_tiering(settings, redis_url),
+    )
+
+
+def _tiering(settings: Settings, redis_url: str) -> Tiering | None:
+    if settings.tier_hot_bytes is None:
+        return None
+    return Tiering(
+        hot_bytes=settings.tier_hot_bytes,
+        warm_bytes=settings.tier_warm_bytes,
+        redis_url=redis_url if settings.tier_cold else None,
+        stack=settings.stack,
+        rules=TierRules(
+            policy=Policy(settings.tier_eviction, settings.tier_half_life_s, settings.tier_ttl_s),
+            new_keys=settings.tier_new_keys,
+            admission_threshold=settings.tier_admission,
+            negative_ttl_s=settings.tier_negative_ttl_s,
+            most_leaving=settings.tier_leaving_rows,
+        ),
+        hot_list_rows=settings.hot_set_rows,
+        hot_list_interval_s=settings.hot_set_interval_s,
     )
 
 

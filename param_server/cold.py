@@ -2,7 +2,7 @@
 
     <prefix>:<table_id>:<key, 8 bytes>   version u64 | order u64 | dtype u8 | crc32c u32 | row bytes   (little-endian)
     <prefix>:<table_id>#floors           hash: bucket -> greatest version ever written to it, u64
-    <prefix>#id                          set once; missing again means that Redis lost its data
+    <prefix>#id                          set once; another one means that Redis lost its data
 
 `dtype` 0 is a tombstone (no row), 1 is f32. `order` is the place in the log up to which every write to the key is in
 the row. A write takes effect iff (version, order) is greater than what is stored: states of one key only ever grow in
@@ -18,12 +18,13 @@ import struct
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from infra.errors import RedisUnavailable
 from infra.redis import connect, redis_errors
 from param_server.contract import F32, I64, U64
 from param_server.leaving import Departure
@@ -46,7 +47,8 @@ local function newer(a, b)
   if a2 ~= b2 then return a2 > b2 end
   return a3 > b3
 end
-local n = #KEYS - 1
+local n = #KEYS - 2
+if redis.call('GET', KEYS[n + 2]) ~= ARGV[#ARGV] then return -1 end
 local written = 0
 for i = 1, n do
   local old = redis.call('GETRANGE', KEYS[i], 0, 15)
@@ -56,7 +58,7 @@ for i = 1, n do
   end
 end
 local zero = string.rep('\\0', 8)
-for i = n + 1, #ARGV, 2 do
+for i = n + 1, #ARGV - 1, 2 do
   local old = redis.call('HGET', KEYS[n + 1], ARGV[i])
   if not old or newer(ARGV[i + 1] .. zero, old .. zero) then
     redis.call('HSET', KEYS[n + 1], ARGV[i], ARGV[i + 1])
@@ -121,15 +123,19 @@ class ColdStore:
         self._redis = connect(redis_url)
         self._prefix = prefix
         self._write = self._redis.register_script(_WRITE)
+        self._id = b""
         self.damaged = 0
 
     def identity(self) -> str:
-        """Id of the data that Redis holds; a new one where it holds none. Another than before: rows were lost."""
+        """Id of the data that Redis holds; a new one where it holds none. Another than before: rows were lost.
+
+        Reads and writes fail until it was asked for, and from the moment it changes until it is asked for again.
+        """
         with redis_errors():
-            name = f"{self._prefix}#id"
-            self._redis.set(name, uuid.uuid4().hex, nx=True)
-            identity: Any = self._redis.get(name)
-            return bytes(identity or b"").decode()
+            self._redis.set(self._id_name, uuid.uuid4().hex, nx=True)
+            identity: Any = self._redis.get(self._id_name)
+        self._id = bytes(identity or b"")
+        return self._id.decode()
 
     def floors(self, table_id: int) -> U64:
         """Greatest version ever written, by bucket: u64[N_FLOORS]."""
@@ -143,7 +149,9 @@ class ColdStore:
     def read(self, table_id: int, keys: I64, dim: int) -> ColdRows:
         """What is stored of keys i64[n]."""
         with redis_errors():
-            values: Any = self._redis.mget([self._key(table_id, key) for key in keys.tolist()])
+            names = [self._key(table_id, key) for key in keys.tolist()]
+            identity, *values = cast("list[Any]", self._redis.mget([self._id_name, *names]))
+        self._check(identity == self._id)
         rows, damaged = decode_rows(keys, values, dim)
         self.damaged += damaged
         return rows
@@ -159,12 +167,18 @@ class ColdStore:
         for bucket, version in floors.items():
             values += [bucket, version.to_bytes(8, "little")]
         with redis_errors():
-            return int(self._write(keys=[*names, self._floors(table_id)], args=values))
+            written = int(self._write(keys=[*names, self._floors(table_id), self._id_name], args=[*values, self._id]))
+        self._check(written >= 0)
+        return written
 
-    def put_hot(self, table_id: int, field: str, value: bytes) -> None:
-        """Keep one shard's list of the rows that are asked for most."""
+    def put_hot(self, table_id: int, index: int, n_shards: int, value: bytes) -> None:
+        """Keep one shard's list of the rows that are asked for most; drop those of other numbers of shards."""
+        name = f"{self._prefix}:{table_id}#hot"
         with redis_errors():
-            self._redis.hset(f"{self._prefix}:{table_id}#hot", field, value)
+            fields: Any = self._redis.hkeys(name)
+            self._redis.hset(name, f"{index}/{n_shards}", value)
+            if old := [field for field in fields if not field.endswith(f"/{n_shards}".encode())]:
+                self._redis.hdel(name, *old)
 
     def hot(self, table_id: int) -> list[bytes]:
         """The lists of all shards there were."""
@@ -175,6 +189,14 @@ class ColdStore:
     def close(self) -> None:
         """End the connections."""
         self._redis.close()
+
+    @property
+    def _id_name(self) -> str:
+        return f"{self._prefix}#id"
+
+    def _check(self, same: bool) -> None:
+        if not same or not self._id:
+            raise RedisUnavailable("redis: it holds other data than before")
 
     def _key(self, table_id: int, key: int) -> bytes:
         return f"{self._prefix}:{table_id}:".encode() + _KEY.pack(key)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 0.25
 _RETRY_S = 0.25
+_MEET_S = 0.01
 _READ = metrics.COLD_SECONDS.labels("read")
 _WRITE = metrics.COLD_SECONDS.labels("write")
 
@@ -91,10 +92,21 @@ class Ferry:
         self.losses = 0
 
     def lane(self, table_id: int, dim: int) -> Lane:
-        """The lane of one table; before `start`."""
+        """The lane of one table."""
         lane = _TableLane(self, table_id, dim)
-        self._lanes.append(lane)
+        self._lanes = [*self._lanes, lane]
+        # It has yet to learn what lies below.
+        self._met = False
         return lane
+
+    def clear(self) -> None:
+        """Forget the lanes of tables that are no longer served."""
+        self._lanes = []
+
+    def take_losses(self) -> int:
+        """How often the cold tier was found to have lost its rows since the last look."""
+        losses, self.losses = self.losses, 0
+        return losses
 
     def start(self) -> None:
         """Start both threads; Redis may still be away."""
@@ -157,11 +169,14 @@ class Ferry:
         if lost:
             self.losses += 1
             logger.error("the cold tier has lost its rows; those that are still held here will be written again")
-        floors = [self._store.floors(lane.table_id) for lane in self._lanes]
+        # Set first: who adds a lane, or finds Redis away, from now on has it met again.
+        self._met = True
+        lanes = self._lanes
+        floors = [self._store.floors(lane.table_id) for lane in lanes]
         self.known_id = identity
-        for lane, versions in zip(self._lanes, floors, strict=True):
+        for lane, versions in zip(lanes, floors, strict=True):
             self._tell(lane, Floors(versions, lost))
-        self.connected = self._met = True
+        self.connected = True
 
     def _read_one(self) -> None:
         try:
@@ -183,6 +198,9 @@ class Ferry:
 
     def _write(self, lane: _TableLane, rows: list[Departure]) -> None:
         while not self._stopping.is_set():
+            if not self._met:
+                self._stopping.wait(_MEET_S)
+                continue
             try:
                 with _WRITE.time():
                     self._store.write(lane.table_id, rows)

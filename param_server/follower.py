@@ -15,7 +15,7 @@ from param_server.deadletter import DeadLetters
 from param_server.feed import Feed, Gap, LogChange
 from param_server.snapshot import LogState, Position
 from param_server.table import EmbeddingTable
-from param_server.updates import Outcome, StreamRecord, apply_records
+from param_server.updates import Outcome, Progress, StreamRecord, apply_records
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,11 @@ class Follower:
         self._behind = not connected or not highwater or any(self.lag().values())
         if not self._behind:
             self._caught_up_us = self._clock.now_us()
+
+    @property
+    def progress(self) -> Mapping[int, Progress]:
+        """How far each partition is applied; it moves."""
+        return self._progress
 
     @property
     def staleness_s(self) -> float:

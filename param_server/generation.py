@@ -14,16 +14,18 @@ import numpy as np
 
 from infra.errors import ReleaseRefused
 from infra.release import Release
-from param_server.contract import F32, I64, U64, Op, TableSpec
+from param_server.contract import I64, Op, TableSpec
 from param_server.routing import shard_of
 from param_server.specs import table_specs
 from param_server.table import EmbeddingTable, Export, RowBatch
 from param_server.table.cpu import CpuTable
+from param_server.tiering import Tiers
+from param_server.tiers import TieredTable
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Tables by name and by id; `number` and `schema_fingerprint` are the release's."""
+    """Tables by name and by id; `number` and `schema_fingerprint` are the release's. `tiers` are those of the shard."""
 
     number: int
     release: str
@@ -31,6 +33,7 @@ class Generation:
     created_us: int
     tables: Mapping[str, EmbeddingTable]
     by_id: Mapping[int, EmbeddingTable]
+    tiers: Tiers | None = None
 
     def state(self) -> dict[str, Export]:
         """Copies of all entries, by table."""
@@ -58,10 +61,14 @@ class Place:
         return np.flatnonzero(shard_of(keys, self.n_partitions, self.n_shards) == self.index)
 
 
-def empty_generation(release: Release, place: Place, *, headroom: float, min_capacity_rows: int) -> Generation:
+def empty_generation(
+    release: Release, place: Place, *, headroom: float, min_capacity_rows: int, tiers: Tiers | None = None
+) -> Generation:
     """Tables without rows. Raises ReleaseRefused."""
     specs = table_specs(release, n_shards=place.n_shards, headroom=headroom, min_capacity_rows=min_capacity_rows)
-    tables = {name: _table(spec) for name, spec in specs.items()}
+    tables: Mapping[str, EmbeddingTable] = (
+        {name: _table(spec) for name, spec in specs.items()} if tiers is None else tiers.tables(specs)
+    )
     manifest = release.manifest
     return Generation(
         number=manifest.generation,
@@ -70,6 +77,7 @@ def empty_generation(release: Release, place: Place, *, headroom: float, min_cap
         created_us=manifest.created_us,
         tables=tables,
         by_id={spec.table_id: tables[name] for name, spec in specs.items()},
+        tiers=tiers,
     )
 
 
@@ -80,24 +88,23 @@ def fill_from_release(generation: Generation, release: Release, place: Owns) -> 
         if not np.isfinite(given.rows).all():
             raise ReleaseRefused(f"{release.path}: table {name} holds a number that is not finite")
         mine = place.owns(given.keys)
-        if not _put(table, Op.ASSIGN, given.keys[mine], given.versions[mine], given.rows[mine]):
+        state = Export(given.keys[mine], given.versions[mine], np.zeros(mine.size, np.bool_), given.rows[mine])
+        if not _put(generation, table, state, behind=True):
             raise ReleaseRefused(f"{release.path}: table {name} has more rows here than table_headroom leaves room for")
 
 
-def fill_from_state(generation: Generation, state: Mapping[str, Export], part: Owns) -> bool:
+def fill_from_state(generation: Generation, state: Mapping[str, Export], part: Owns, *, behind: bool = False) -> bool:
     """Put the entries of a snapshot that belong to `part` into tables; False when they do not fit.
 
-    What a table holds already is as new or newer and stays: the snapshots of a chain are given newest first.
+    What a table holds already is as new or newer and stays: the snapshots of a chain are given newest first. With
+    tiers each key must come once. `behind`: the cold tier may hold newer rows.
     """
     for name, table in generation.tables.items():
         entries = state[name]
         mine = part.owns(entries.keys)
-        dead = entries.tombstones[mine]
-        nothing = np.empty((0, table.dim), np.float32)
-        for op, at in ((Op.ASSIGN, mine[~dead]), (Op.DELETE, mine[dead])):
-            rows = entries.rows[at] if op is Op.ASSIGN else nothing
-            if table.apply(RowBatch(op, entries.keys[at], entries.versions[at], rows)).full.size:
-                return False
+        chosen = Export(entries.keys[mine], entries.versions[mine], entries.tombstones[mine], entries.rows[mine])
+        if not _put(generation, table, chosen, behind=behind):
+            return False
     return True
 
 
@@ -105,5 +112,13 @@ def _table(spec: TableSpec) -> CpuTable:
     return CpuTable(dim=spec.dim, capacity_rows=spec.capacity_rows, default_row=spec.default_row)
 
 
-def _put(table: EmbeddingTable, op: Op, keys: I64, versions: U64, rows: F32) -> bool:
-    return table.apply(RowBatch(op, keys, versions, rows)).applied == keys.size
+def _put(generation: Generation, table: EmbeddingTable, state: Export, *, behind: bool) -> bool:
+    if isinstance(table, TieredTable) and generation.tiers is not None:
+        return generation.tiers.fill(table, state, behind=behind)
+    dead = np.flatnonzero(state.tombstones)
+    live = np.flatnonzero(~state.tombstones) if dead.size else slice(None)
+    done = table.apply(RowBatch(Op.ASSIGN, state.keys[live], state.versions[live], state.rows[live]))
+    if dead.size and not done.full.size:
+        nothing = np.empty((0, table.dim), np.float32)
+        done = table.apply(RowBatch(Op.DELETE, state.keys[dead], state.versions[dead], nothing))
+    return not done.full.size

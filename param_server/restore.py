@@ -154,7 +154,14 @@ def _joined(exports: list[Export]) -> Export:
 
 
 def _filled(generation: Generation, found: Plan, release: Release) -> bool:
+    if generation.tiers is not None:
+        generation.tiers.follow(found.log().progress())
     for chain, part in found.chains:
+        if generation.tiers is not None and not chain.from_release:
+            # Rows may go down a tier as they are put, so each key must come once, in its newest state.
+            if not fill_from_state(generation, merged(chain, part), part):
+                return False
+            continue
         for link in reversed(chain.links):
             if link.manifest.kind == "start":
                 fill_from_release(generation, release, part)

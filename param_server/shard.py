@@ -34,6 +34,7 @@ from param_server.snapshot import LogState, Owner, folder_of
 from param_server.stream import StreamReader
 from param_server.table import EmbeddingTable
 from param_server.table.cpu import warm
+from param_server.tiering import Tiering, Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class ShardConfig:
     feed_bytes: int = 128 * 1024 * 1024
     max_batch: int = 64
     max_queue: int = 1024
+    tiers: Tiering | None = None
 
 
 class Shard:
@@ -81,6 +83,7 @@ class Shard:
         self._producer = LogProducer(config.bootstrap)
         self._observed_s = 0.0
         self._tables: dict[int, Mapping[int, EmbeddingTable] | None] = {}
+        self._tiers = self._make_tiers(folder)
         self._restored: Restored
         self._generation: Generation
         self._follower: Follower
@@ -102,6 +105,8 @@ class Shard:
         # The thread that decodes the log would else hold the interpreter for 5 ms at a stretch, and lookups with it.
         sys.setswitchinterval(_SWITCH_S)
         warm()
+        if self._tiers is not None:
+            self._tiers.start()
         self._restored = self._restore()
         self._generation = self._restored.generation
         log = self._restored.log
@@ -112,6 +117,8 @@ class Shard:
             self._feed, letters, self._tables, log,
             n_partitions=config.n_partitions, created_us=self._generation.created_us, clock=self._clock,
         )  # fmt: skip
+        if self._tiers is not None:
+            self._tiers.follow(self._follower.progress)
         self._producer.start()
         positions = {p: at.offset for p, at in log.positions.items()}
         identity = log.identity or None
@@ -121,6 +128,8 @@ class Shard:
         self._server = self._wire_server()
         self._reader = StreamReader(consumer, self._feed, self._server.wake)
         address: str = self._server.start()
+        if self._tiers is not None:
+            self._tiers.serve(self._server.wake)
         self._reader.start()
         return address
 
@@ -136,9 +145,13 @@ class Shard:
         letters.settle()
         if letters.pending:
             logger.warning("no last snapshot: the next start reads the refused records again")
+        elif self._tiers is not None and self._tiers.unsettled:
+            logger.warning("no last snapshot: writes wait for the cold tier; the next start reads them again")
         elif self._follower.changed or self._keeper.behind:
             self._keeper.keep_now(*self._moment())
         self._keeper.wait()
+        if self._tiers is not None:
+            self._tiers.stop()
         self._producer.close(0.5)
 
     def handle(self, requests: Sequence[Request]) -> Sequence[Reply | TrirankError]:
@@ -150,7 +163,10 @@ class Shard:
     def between_batches(self) -> None:
         """Apply what the log brought, within the budget; begin a snapshot when one is due."""
         self._follower.set_highwater(self._reader.highwater, connected=self._reader.connected)
-        if self._follower.step(self._config.apply_budget_s):
+        if self._tiers is not None:
+            self._tiers.turn()
+        held = self._tiers is not None and self._tiers.hold(snapshot_due=self._keeper.due)
+        if not held and self._follower.step(self._config.apply_budget_s):
             self._server.wake()
         if (began := self._follower.take_began()) is not None:
             self._keeper.keep_start(self._owner(self._generation), began)
@@ -179,6 +195,7 @@ class Shard:
                 "restored_from": self._restored.source,
                 "refused": self._restored.refused,
             },
+            **({"tiers": self._tiers.health()} if self._tiers is not None else {}),
         }
 
     def _answer(self, request: Request) -> Reply | TrirankError:
@@ -209,7 +226,8 @@ class Shard:
         keeper, follower = self._keeper, self._follower
         wanted = follower.changed or keeper.behind or keeper.asked
         # Positions must not become durable before the letters of the records they pass.
-        if wanted and keeper.due and not follower.letters.pending:
+        settled = self._tiers is None or not self._tiers.unsettled
+        if wanted and settled and keeper.due and not follower.letters.pending:
             keeper.begin(*self._moment())
         if keeper.advance(self._config.copy_budget_s):
             self._server.wake()
@@ -231,7 +249,15 @@ class Shard:
             self._place,
             headroom=config.table_headroom,
             min_capacity_rows=config.table_min_capacity_rows,
+            tiers=self._tiers,
         )
+
+    def _make_tiers(self, folder: Path) -> Tiers | None:
+        config = self._config
+        if config.tiers is None:
+            return None
+        number = self._release.manifest.generation
+        return Tiers(config.tiers, folder, number, config.index, config.n_shards, config.n_partitions, self._clock)
 
     def _owner(self, generation: Generation) -> Owner:
         return Owner(
@@ -273,3 +299,5 @@ class Shard:
         metrics.STALENESS.labels(shard).set(self._follower.staleness_s)
         for name, table in self._generation.tables.items():
             metrics.TABLE_ROWS.labels(shard, name).set(table.size)
+        if self._tiers is not None:
+            self._tiers.observe()

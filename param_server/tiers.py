@@ -90,6 +90,11 @@ class TieredTable:
         """Rows that the cold tier has yet to acknowledge."""
         return len(self._below.leaving)
 
+    @property
+    def asked(self) -> int:
+        """Keys that are being read, or are to be."""
+        return self._below.missing.n_asked
+
     def follow(self, orders: Orders) -> None:
         """Take order from the log: orders u64[n] of keys i64[n] are the places up to which it is applied here."""
         self._below.place_in_log.follow(orders)

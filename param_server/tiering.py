@@ -1,0 +1,298 @@
+"""The tiers of one shard: which tables have them, their memory, their way to Redis, and the rows to have ready first.
+
+A table that fits into its share of the budget stays a plain one, whole in memory. Invariant: what was acknowledged is
+in the tables, on its way down, or in the cold tier; `unsettled` says when a snapshot would not hold that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from infra.clock import Clock
+from infra.errors import RedisUnavailable
+from param_server import metrics
+from param_server.below import TierRules
+from param_server.cold import ColdRows, ColdStore
+from param_server.contract import I64, U64, TableSpec
+from param_server.ferry import Ferry
+from param_server.hotset import WarmUp, as_bytes, decode_lists, encode_list
+from param_server.residents import Residents
+from param_server.routing import partition_of, shard_of
+from param_server.table import EmbeddingTable, Export
+from param_server.table.cpu import CpuTable
+from param_server.table.evicting import EvictingTable, bytes_for, rows_within, warm
+from param_server.tiers import TieredTable
+from param_server.updates import Progress, log_version
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 0.25
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tiering:
+    """Settings of the tiers of one shard. Without `redis_url` there is no cold tier. Budgets are for all tables."""
+
+    hot_bytes: int
+    warm_bytes: int = 0
+    redis_url: str | None = None
+    stack: str = "trirank"
+    rules: TierRules = field(default_factory=TierRules)
+    hot_list_rows: int = 100_000
+    hot_list_interval_s: float = 5.0
+
+
+class ColdId(msgspec.Struct):
+    """Which data in Redis this shard wrote to, and how often such data was lost; kept beside the snapshots."""
+
+    id: str = ""
+    losses: int = 0
+
+
+class Tiers:
+    """For one shard. `start` before the tables are filled, `serve` when they are, `turn` between batches."""
+
+    def __init__(
+        self, config: Tiering, folder: Path, generation: int, index: int, n_shards: int, n_partitions: int, clock: Clock
+    ) -> None:
+        self._config = config
+        self._note = folder / "cold-id.json"
+        self._index = index
+        self._n_shards = n_shards
+        self._n_partitions = n_partitions
+        self._clock = clock
+        self._cold_id = ColdId()
+        self._store = ColdStore(config.redis_url, f"{config.stack}:c:{generation}") if config.redis_url else None
+        self._wake: Callable[[], None] = _nobody
+        self._ferry: Ferry | None = None
+        self._ids: dict[int, TieredTable] = {}
+        self._names: dict[str, TieredTable] = {}
+        self._warm_ups: dict[int, WarmUp] = {}
+        self._lists: deque[tuple[int, list[bytes]]] = deque()
+        self._next_s = 0.0
+        self._lists_written = 0
+        self._told: dict[str, dict[str, int]] = {}
+
+    def start(self) -> None:
+        """Compile what lookups will call; begin to look for Redis, which may be away."""
+        warm()
+        if self._store is not None:
+            self._cold_id = self._read_note()
+            self._ferry = Ferry(self._store, lambda: self._wake(), self._cold_id.id)
+            self._ferry.start()
+
+    def stop(self) -> None:
+        """End the threads. Rows on their way down are in the last snapshot."""
+        if self._ferry is not None:
+            self._keep_note(self._ferry)
+            self._ferry.stop()
+
+    def tables(self, specs: Mapping[str, TableSpec]) -> dict[str, EmbeddingTable]:
+        """Empty tables; those made before are no longer served."""
+        wants = {name: bytes_for(spec.capacity_rows, spec.dim) for name, spec in specs.items()}
+        hot = shares(self._config.hot_bytes, wants)
+        warm_shares = shares(self._config.warm_bytes, {name: wants[name] - hot[name] for name in wants})
+        self._ids, self._names = {}, {}
+        if self._ferry is not None:
+            self._ferry.clear()
+        return {
+            name: _plain(spec) if hot[name] >= wants[name] else self._tiered(spec, hot[name], warm_shares[name])
+            for name, spec in specs.items()
+        }
+
+    def follow(self, progress: Mapping[int, Progress]) -> None:
+        """Take order from these positions, which move."""
+        orders = partial(_orders, progress, self._n_partitions)
+        for table in self._ids.values():
+            table.follow(orders)
+
+    def fill(self, table: TieredTable, state: Export, *, behind: bool) -> bool:
+        """Put entries of distinct keys into an empty table; False when they do not fit. `behind`: the cold tier may
+        hold newer rows than these, of a time that the log may no longer reach; waits for Redis then."""
+        table_id = next(table_id for table_id, own in self._ids.items() if own is table)
+        self._seed(table_id, table)
+        cold = partial(self._read_cold, table_id, table.dim) if behind and self._store is not None else None
+        return table.restore(state, self._pause, cold)
+
+    def serve(self, wake: Callable[[], None]) -> None:
+        """The tables are filled: begin to warm them up. `wake` is called when `turn` has something to do."""
+        self._wake = wake
+        wake()
+
+    def turn(self) -> None:
+        """Let the tables take in what has arrived and send what is to go; now and then, keep the hot lists."""
+        for table in self._ids.values():
+            table.turn()
+        self._warm_up()
+        now_s = self._clock.monotonic_s()
+        if self._ferry is not None and now_s >= self._next_s:
+            ready = len(self._warm_ups) == len(self._ids) and all(w.state == "warm" for w in self._warm_ups.values())
+            self._next_s = now_s + (self._config.hot_list_interval_s if ready else _RETRY_S)
+            self._keep_note(self._ferry)
+            if ready:
+                self._write_lists(self._ferry)
+            else:
+                self._ask_for_lists(self._ferry)
+
+    def hold(self, *, snapshot_due: bool) -> bool:
+        """Whether the stream should wait: for room, or for a moment in which a snapshot can be taken."""
+        connected = self._ferry is not None and self._ferry.connected
+        return any(table.hold or (snapshot_due and connected and table.waiting) for table in self._ids.values())
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a snapshot must wait."""
+        return any(table.unsettled for table in self._ids.values())
+
+    def health(self) -> dict[str, Any]:
+        """Tiers of each table that has them, the way to Redis, and whether the rows asked for most are here."""
+        ferry = self._ferry
+        warm_ups = {name: self._warm_up_of(table) for name, table in self._names.items()}
+        return {
+            "cold": ferry is not None,
+            "cold_connected": ferry is not None and ferry.connected,
+            "cold_losses": self._cold_id.losses,
+            "cold_damaged_rows": self._store.damaged if self._store is not None else 0,
+            "lists_written": self._lists_written,
+            "warm": ferry is None or all(w["state"] == "warm" for w in warm_ups.values()),
+            "tables": {name: {**table.health(), "warm_up": warm_ups[name]} for name, table in self._names.items()},
+        }
+
+    def observe(self) -> None:
+        """Bring the metrics up to date."""
+        for name, table in self._names.items():
+            health = table.health()
+            answered = {**health["hits"], "missing": health["misses"]}
+            moved = {"promoted": health["promoted"], "demoted": health["demoted"], "stored": health["cold"]["stored"]}
+            moved["dropped"] = health["cold"]["dropped"]
+            fills = {outcome: health["cold"][outcome] for outcome in ("filled", "absent", "failed", "late")}
+            counters = ((metrics.TIER_ROWS, answered), (metrics.TIER_MOVES, moved), (metrics.TIER_FILLS, fills))
+            told = self._told.setdefault(name, {})
+            for counter, now in counters:
+                for label, count in now.items():
+                    counter.labels(label).inc(count - told.get(label, 0))
+                told.update(now)
+        metrics.TIER_LEAVING.labels(str(self._index)).set(sum(table.leaving for table in self._ids.values()))
+
+    def _tiered(self, spec: TableSpec, hot_bytes: int, warm_bytes: int) -> TieredTable:
+        rules = self._config.rules
+        sizes = [min(rows_within(hot_bytes, spec.dim), spec.capacity_rows)]
+        if warm_bytes:
+            sizes.append(min(rows_within(warm_bytes, spec.dim), spec.capacity_rows))
+        hot, *below = (
+            EvictingTable(dim=spec.dim, capacity_rows=n, default_row=spec.default_row, policy=rules.policy)
+            for n in sizes
+        )
+        lane = self._ferry.lane(spec.table_id, spec.dim) if self._ferry is not None else None
+        table = TieredTable(Residents(hot, below[0] if below else None), rules, lane, self._clock)
+        self._ids[spec.table_id] = self._names[spec.name] = table
+        return table
+
+    def _seed(self, table_id: int, table: TieredTable) -> None:
+        if self._store is not None:
+            try:
+                self._take_list(table_id, table, self._store.hot(table_id))
+            except RedisUnavailable as error:
+                logger.warning("the rows asked for most are not known yet", extra={"error": error})
+
+    def _take_list(self, table_id: int, table: TieredTable, lists: list[bytes]) -> None:
+        keys, counts = decode_lists(lists, self._config.hot_list_rows)
+        mine = shard_of(keys, self._n_partitions, self._n_shards) == self._index
+        table.seed(keys[mine], as_bytes(counts[mine]))
+        self._warm_ups[table_id] = WarmUp(table, keys[mine][: table.capacity_rows])
+
+    def _warm_up(self) -> None:
+        while self._lists:
+            table_id, lists = self._lists.popleft()
+            if table_id not in self._warm_ups:
+                self._take_list(table_id, self._ids[table_id], lists)
+        for warm_up in self._warm_ups.values():
+            warm_up.turn()
+
+    def _warm_up_of(self, table: TieredTable) -> dict[str, Any]:
+        found = [self._warm_ups.get(table_id) for table_id, own in self._ids.items() if own is table]
+        return found[0].health() if found and found[0] is not None else {"state": "waiting"}
+
+    def _ask_for_lists(self, ferry: Ferry) -> None:
+        for table_id in self._ids.keys() - self._warm_ups.keys():
+            ferry.post(partial(_get_hot, table_id, self._lists))
+
+    def _write_lists(self, ferry: Ferry) -> None:
+        for table_id, table in self._ids.items():
+            self._lists_written += 1
+            value = encode_list(*table.hottest(self._config.hot_list_rows))
+            ferry.post(partial(_put_hot, table_id, self._index, self._n_shards, value))
+
+    def _read_cold(self, table_id: int, dim: int, keys: I64) -> ColdRows:
+        while True:
+            try:
+                if self._store is None:
+                    raise RedisUnavailable("there is no cold tier")
+                return self._store.read(table_id, keys, dim)
+            except RedisUnavailable as error:
+                logger.warning("a first start needs the cold tier; trying again", extra={"error": error})
+                threading.Event().wait(_RETRY_S)
+
+    def _pause(self) -> None:
+        if self._ferry is not None:
+            self._ferry.wait(_WAIT_S)
+
+    def _read_note(self) -> ColdId:
+        try:
+            return msgspec.json.decode(self._note.read_bytes(), type=ColdId)
+        except (OSError, msgspec.DecodeError):
+            return ColdId()
+
+    def _keep_note(self, ferry: Ferry) -> None:
+        losses = self._cold_id.losses + ferry.take_losses()
+        if ferry.known_id and (ferry.known_id, losses) != (self._cold_id.id, self._cold_id.losses):
+            self._cold_id = ColdId(ferry.known_id, losses)
+            try:
+                self._note.parent.mkdir(parents=True, exist_ok=True)
+                self._note.write_bytes(msgspec.json.encode(self._cold_id))
+            except OSError as error:
+                logger.warning("the cold tier's id could not be kept", extra={"error": error})
+
+
+def shares(budget_bytes: int, wants: Mapping[str, int]) -> dict[str, int]:
+    """Divide a budget: nobody gets more than he wants, and whoever gets less gets as much as any other. Pure."""
+    given: dict[str, int] = {}
+    left = budget_bytes
+    for i, (name, want) in enumerate(sorted(wants.items(), key=lambda item: item[1])):
+        given[name] = min(want, left // (len(wants) - i))
+        left -= given[name]
+    return given
+
+
+def _orders(progress: Mapping[int, Progress], n_partitions: int, keys: I64) -> U64:
+    by_partition = np.zeros(n_partitions, np.uint64)
+    for partition, at in progress.items():
+        by_partition[partition] = log_version(at.offset, at.log_epoch)
+    return by_partition[partition_of(keys, n_partitions)]
+
+
+def _plain(spec: TableSpec) -> CpuTable:
+    return CpuTable(dim=spec.dim, capacity_rows=spec.capacity_rows, default_row=spec.default_row)
+
+
+def _put_hot(table_id: int, index: int, n_shards: int, value: bytes, store: ColdStore) -> None:
+    store.put_hot(table_id, index, n_shards, value)
+
+
+def _get_hot(table_id: int, lists: deque[tuple[int, list[bytes]]], store: ColdStore) -> None:
+    lists.append((table_id, store.hot(table_id)))
+
+
+def _nobody() -> None:
+    """Nobody is to be woken yet."""
