@@ -23,6 +23,7 @@ from infra.release import read_release
 from infra.settings import Settings
 from param_server.actor import start_shards, stop_shards
 from reranker.gray.state import GrayRelease, wanted
+from reranker.gray.store import Trouble
 from reranker.replica import start_rankers, stop_rankers
 
 logger = logging.getLogger(__name__)
@@ -82,12 +83,23 @@ class Beside:
             shards: list[Any] = start_shards(self._settings, path, self._redis_url, self._kafka, side=side)
             self._running[name] = lambda: _take_away(side, shards)
             start_rankers(self._settings, path, self._redis_url, side=side)
-        except Exception:  # as many kinds as Ray has; what was started is taken away again
+        except Exception as error:  # as many kinds as Ray has; what was started is taken away again
             logger.exception("a release cannot be served", extra={"release": name})
             self._failed.add((name, epoch))
             self._running.pop(name, lambda: None)()
+            self._tell(Trouble(epoch, _last_line(error)))
             return
         logger.info("a release is served beside the first one", extra={"release": name})
+
+    def _tell(self, trouble: Trouble) -> None:
+        """Let the operator who waits for the draft know."""
+        with redis_errors(), connect(self._redis_url) as client:
+            client.hset(f"{self._settings.stack}:gray", "trouble", msgspec.json.encode(trouble))
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
 
 
 def _take_away(side: str, shards: list[Any]) -> None:

@@ -50,7 +50,7 @@ class _Api:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             with error:
-                raise _Refused(error.code, _detail(error.read())) from error
+                raise _refused(error.read()) from error
         except OSError as error:
             raise TrirankError(f"{self._url} does not answer ({error})") from error
 
@@ -69,11 +69,11 @@ class _Api:
 
 
 class _Refused(TrirankError):
-    """The gateway said no."""
+    """The gateway said no; `kind` is the problem's type."""
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
-        self.status = status
+        self.kind = kind
 
 
 def start(
@@ -105,7 +105,7 @@ def start(
             started = api.change("start", why)
             break
         except _Refused as refused:
-            if refused.status != 409 or time.monotonic() > end_s:
+            if refused.kind != "/problems/release-not-ready" or time.monotonic() > end_s:
                 raise
             time.sleep(0.5)
     print(_line(started))
@@ -214,10 +214,10 @@ def _serving(home: Path | None) -> str:
     return read_release(Path(state.release), verify_files=False).manifest.name
 
 
-def _detail(raw: bytes) -> str:
+def _refused(raw: bytes) -> _Refused:
     try:
         problem = json.loads(raw)
     except ValueError:
-        return raw.decode(errors="replace")
+        return _Refused("", raw.decode(errors="replace"))
     field = f"{problem['field']}: " if problem.get("field") else ""
-    return f"{field}{problem.get('detail', problem)}"
+    return _Refused(str(problem.get("type", "")), f"{field}{problem.get('detail', problem)}")

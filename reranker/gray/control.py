@@ -104,6 +104,8 @@ class Control:
             raise UnknownRelease(f"there is no gray release {name!r}")
         if if_match is not None and if_match != release.version:
             raise VersionConflict(f"{name} is at version {release.version}, not {if_match}")
+        if action == "start" and (why_not := await self.store.trouble(release)):
+            raise TransitionRefused(f"{release.plan.candidate} cannot be served: {why_not}; abort this draft")
         if action == "start" and (lacking := await self.lacking(release)):
             raise NotReady(f"{release.plan.candidate} is not served yet by: {', '.join(lacking)}")
         now_us = self._clock.now_us()

@@ -61,6 +61,13 @@ class Ack(msgspec.Struct, frozen=True):
     releases: tuple[str, ...]
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """Why the candidate release of the draft made at `changed_us` cannot be served."""
+
+    changed_us: int
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Current:
     """What is in force. Before the first gray release `release` and `split` are None and `version` is 0."""
@@ -199,6 +206,13 @@ class GrayStore:
         with redis_errors():
             raw: bytes | None = await self._client.hget(self._key, "analysis")
         return raw
+
+    async def trouble(self, release: GrayRelease) -> str | None:
+        """Why the candidate release of this draft cannot be served; None while nothing is known against it."""
+        with redis_errors():
+            raw = await self._client.hget(self._key, "trouble")
+        found = msgspec.json.decode(raw, type=Trouble) if raw else None
+        return found.why if found is not None and found.changed_us == release.changed_us else None
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when a change is published, or after `timeout_s`."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from infra.clock import SystemClock
@@ -22,7 +23,7 @@ from reranker.gray.follower import Follower
 from reranker.gray.plan import HARD_GATES, Plan, Step
 from reranker.gray.split import SplitPlan
 from reranker.gray.state import GrayRelease, TransitionRefused, change
-from reranker.gray.store import Ack, Conflict, Current, GrayStore
+from reranker.gray.store import Ack, Conflict, Current, GrayStore, Trouble
 from reranker.gray.tally import Outcome, Sample
 
 CLOCK = SystemClock()
@@ -391,6 +392,24 @@ def test_a_stack_started_with_another_release_knows_nothing_of_the_old_gray_rele
         await Control(other, "x", 1, list, CLOCK).create(plan, who="ann", verify=sound)
         verify_chain(await other.audit(), (await other.current()).head)
         await other.close()
+
+    with_store(url, body)
+
+
+def test_a_release_that_cannot_be_served_is_said_to_be_one(url: str) -> None:
+    async def body(store: GrayStore) -> None:
+        operator = control(store)
+        draft = await operator.create(PLAN, who="ann", verify=sound)
+        assert draft.release is not None
+        with connect(url) as redis:
+            trouble = Trouble(draft.release.changed_us, "scores differ from the recorded ones")
+            redis.hset("t:gray", "trouble", msgspec.json.encode(trouble))
+
+        with pytest.raises(TransitionRefused, match="b cannot be served: scores differ"):
+            await operator.act("g", "start", who="ann", why="", if_match=None)
+        await operator.act("g", "abort", who="ann", why="", if_match=None)
+        await operator.create(PLAN, who="ann", verify=sound)
+        await operator.act("g", "start", who="ann", why="", if_match=None)
 
     with_store(url, body)
 
