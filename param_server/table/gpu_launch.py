@@ -25,14 +25,14 @@ from param_server.table.kernels_write import settle_kernel, write_kernel
 _COUNTERS = (5, 64)
 _MOST_MARKS = 2**31 - 1
 _KEYS = 32
+# Numbers of a tile of rows: one tile fills half the registers of a warp. A kernel with two at once takes half.
 _TILE_NUMBERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
     """A batch on the device: keys i64[n], versions i64[n] (bits of u64, ascending unless it adds), rows f[n, dim] (None
-    for a delete). `order` i64[n]: keys and versions are those of order[i] in the batch and in rows; None: as they came.
-    `ready` is set where another stream copies."""
+    for a delete). `order` i64[n]: keys and versions are those of order[i] in the batch and in rows; None: in order."""
 
     op: Op
     keys: Tensor
@@ -40,7 +40,6 @@ class Staged:
     rows: Tensor | None
     order: Tensor | None = None
     versioned_rows: bool = False
-    ready: torch.cuda.Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,16 @@ class Launcher:
         self._dim = dim
         self._evicting = evicting
         self._next_mark = 1
+
+    @property
+    def dim(self) -> int:
+        """Width of a row."""
+        return self._dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where the table lies."""
+        return self._arrays.words.device
 
     def new_counters(self) -> Tensor:
         """Zeros for the kernels of one batch to count in."""
@@ -94,7 +103,7 @@ class Launcher:
         n = codes.numel()
         rows = torch.empty((n if keep_rows else 0, self._dim), dtype=torch.float32, device=codes.device)
         gone = Gone(torch.empty_like(codes), torch.empty_like(codes), torch.empty_like(codes), rows)
-        shape = self._shape()
+        shape = self._shape(_TILE_NUMBERS // 2)
         replace_kernel[_grid(n, shape["K"])](
             staged.keys, staged.versions, staged.order, staged.rows, scores, codes,
             a.words, a.records, a.marks, a.scores, a.rows, a.scales,
@@ -156,12 +165,12 @@ class Launcher:
         self._next_mark += n
         return first
 
-    def _shape(self) -> dict[str, int]:
+    def _shape(self, numbers: int = _TILE_NUMBERS) -> dict[str, int]:
         block_d = triton.next_power_of_2(self._dim)
         return {
             "D": self._dim,
             "BLOCK_D": block_d,
-            "K": max(1, min(_KEYS, _TILE_NUMBERS // block_d)),
+            "K": max(1, min(_KEYS, numbers // block_d)),
             "SCALED": self._arrays.scales is not None,
         }
 

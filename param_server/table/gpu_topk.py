@@ -18,7 +18,7 @@ from torch import Tensor
 
 from param_server.contract import F32, I64
 from param_server.table.gpu_arrays import Arrays, keys_of
-from param_server.table.gpu_host import to_host
+from param_server.table.gpu_host import to_device, to_host
 from param_server.table.kernels_topk import best_kernel, score_kernel
 
 QUERIES = 8
@@ -43,7 +43,7 @@ class Scorer:
         self._group = max(16, min(128, _TILE_BYTES // (_block(dim) * arrays.rows.element_size())))
         self._n_groups = triton.cdiv(arrays.n_slots, self._group)
         parts, self._unit = _split(queries, halves=arrays.rows.dtype == torch.float16)
-        self._parts = torch.from_numpy(parts).to(arrays.words.device)
+        self._parts = to_device(parts, parts.dtype, arrays.words.device)
         self._shape = {"D": dim, "BLOCK_D": _block(dim), "T": self._group, "SCALED": arrays.scales is not None}
 
     def best(self, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,6 @@
 """Writes to a GPU table: a batch is staged (brought to the device, in order of version), then written in stream order.
 
-Staging touches nothing of the table: another thread may do it ahead of time, on its own stream, so that the copy of a
-batch holds up no lookup. Writing is three kernels at most and one wait for the counts.
+Writing is three kernels at most and one wait for the counts. `gpu_staging.py` stages ahead of time.
 """
 
 from __future__ import annotations
@@ -49,36 +48,24 @@ class Writer(Launcher):
         """Write the batch; an evicting table reports keys it does not hold as `full`."""
         return self.write(self.stage(batch))
 
-    def stage(self, batch: RowBatch, stream: torch.cuda.Stream | None = None) -> Staged:
-        """Bring a batch to the device, on `stream` if one is given. Raises ValueError when its arrays do not fit."""
-        n = batch.keys.size
-        if batch.rows.shape != (0 if batch.op is Op.DELETE else n, self._dim) or batch.versions.size != n:
-            raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {self._dim}")
-        keys, versions, order = batch.keys, batch.versions, None
-        if batch.op is not Op.ADD and (versions[1:] < versions[:-1]).any():
-            order = np.argsort(versions, kind="stable")
-            keys, versions = keys[order], versions[order]
+    def stage(self, batch: RowBatch) -> Staged:
+        """Bring a batch to the device. Raises ValueError when its arrays do not fit."""
+        keys, versions, order = in_order(batch, self._dim)
         device = self._arrays.words.device
-        with torch.cuda.stream(stream):
-            staged = Staged(
-                batch.op,
-                to_device(keys, np.int64, device),
-                to_device(versions, np.uint64, device),
-                None if batch.op is Op.DELETE else to_device(batch.rows, np.float32, device),
-                None if order is None else to_device(order, np.int64, device),
-                batch.versioned_rows,
-                None if stream is None else torch.cuda.Event(),  # type: ignore[no-untyped-call]
-            )
-            if staged.ready is not None:
-                staged.ready.record()
-        return staged
+        return Staged(
+            batch.op,
+            to_device(keys, np.int64, device),
+            to_device(versions, np.uint64, device),
+            None if batch.op is Op.DELETE else to_device(batch.rows, np.float32, device),
+            None if order is None else to_device(order, np.int64, device),
+            batch.versioned_rows,
+        )
 
     def write(self, staged: Staged) -> Applied:
         """Write a staged batch and wait for the counts."""
         n = staged.keys.numel()
         if n == 0:
             return Applied(0, 0, _NO_KEYS, _NO_KEYS)
-        self._await(staged)
         insert, gate = self._admit(staged)
         counters = self.new_counters()
         if staged.op is Op.ADD:
@@ -180,10 +167,17 @@ class Writer(Launcher):
         )
         return Evicted(keys, versions.view(np.uint64), tombstones, values)
 
-    def _await(self, staged: Staged) -> None:
-        if staged.ready is not None:
-            stream = torch.cuda.current_stream()
-            stream.wait_event(staged.ready)
-            for tensor in (staged.keys, staged.versions, staged.order, staged.rows):
-                if tensor is not None:
-                    tensor.record_stream(stream)
+
+def in_order(batch: RowBatch, dim: int) -> tuple[I64, U64, I64 | None]:
+    """Keys and versions in ascending order of version, and the positions they had (None: they were in order).
+
+    An add stays as it came. Raises ValueError when the arrays of the batch do not fit a table of this dim.
+    """
+    n = batch.keys.size
+    if batch.rows.shape != (0 if batch.op is Op.DELETE else n, dim) or batch.versions.size != n:
+        raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {dim}")
+    keys, versions = batch.keys, batch.versions
+    if batch.op is Op.ADD or not (versions[1:] < versions[:-1]).any():
+        return keys, versions, None
+    order = np.argsort(versions, kind="stable")
+    return keys[order], versions[order], order

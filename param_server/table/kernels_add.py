@@ -20,7 +20,7 @@ def _add_one(total, row, version, newest, turn, fresh, VERSIONED: tl.constexpr):
         newer = version.to(tl.uint64, bitcast=True) > newest.to(tl.uint64, bitcast=True)
         counts = turn & (fresh | newer)
     summed = total + row
-    finite = tl.min(((summed - summed) == 0).to(tl.int32), 1) != 0
+    finite = tl.min((tl.abs(summed) < float("inf")).to(tl.int32), 1) != 0
     overflow = counts & (finite == 0)
     counts = counts & finite
     total = tl.where(counts[:, None], summed, total)

@@ -15,6 +15,7 @@ from param_server.table.kernels import (
     FRESH_BITS,
     LANES,
     LIVE,
+    LIVE_BITS,
     LOW_BITS,
     MARK_STRIDE,
     STATE_SHIFT,
@@ -27,7 +28,6 @@ from param_server.table.kernels import (
 )
 from param_server.table.kernels_claim import (
     APPLIED,
-    CODE_SHIFT,
     FULL,
     INSERTED,
     LIVE_CHANGE,
@@ -40,6 +40,7 @@ from param_server.table.kernels_claim import (
 )
 from param_server.table.kernels_write import put_all
 
+_FRESH_CODE = tl.constexpr(3 << 56)
 _NO_LANE = tl.constexpr(1 << 40)
 _PINNED = tl.constexpr(0xFFFFFFFF)
 
@@ -104,19 +105,21 @@ def replace_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr, ORDERED: tl.constexpr,
     KEEP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write every MISSING position into a lane of its home bucket; what lay there goes to its position in `gone_*`."""
+    """Write every MISSING position into a lane of its home bucket; what lay there goes to its position in `gone_*`.
+
+    One kernel, because what it reads of the index to find a place is still in the cache when it writes there.
+    """
     at = tl.program_id(0).to(tl.int64) * K + tl.arange(0, K)
     inside = at < n
+    h = mix(tl.load(keys_at + at, mask=inside, other=0))
     missing = inside & (tl.load(slots_at + at, mask=inside, other=STALE) == MISSING)
-    h = mix(tl.load(keys_at + at, mask=missing, other=0))
     bucket = home_of(h, n_buckets.to(tl.int64))
     wanted = (h & LOW_BITS).to(tl.int64)
     slot, made, taken = _conquer(words, records, bucket, wanted, missing, first_mark, K)
     gone = taken != 0
     tl.store(gone_words + at, taken, mask=inside)
     tl.store(gone_slots + at, slot, mask=gone)
-    version = tl.load(records + slot * VERSION_STRIDE, mask=gone, other=0)
-    tl.store(gone_versions + at, version, mask=gone)
+    tl.store(gone_versions + at, tl.load(records + slot * VERSION_STRIDE, mask=gone, other=0), mask=gone)
     was_live = gone & (((taken >> STATE_SHIFT) & 3) == LIVE)
     if KEEP_ROWS:
         column = tl.arange(0, BLOCK_D)
@@ -129,13 +132,14 @@ def replace_kernel(
     holds = slot >= 0
     mark = first_mark + at.to(tl.int32)
     before = tl.atomic_max(marks + slot * MARK_STRIDE, mark, mask=holds, sem="relaxed")
-    state = tl.full([K], FRESH, tl.int32)
+    # Who made the slot writes it, without waiting for the mark; if he has a twin, `settle_kernel` writes once more.
     put_all(
-        at, slot, state, holds & (before < mark), versions_at, source_at, rows_at, scores_at,
-        words, records, scores, rows, scales, D, BLOCK_D, False, SCALED, True, ORDERED,
+        at, slot, made, versions_at, source_at, rows_at, scores_at, records, scores, rows, scales,
+        D, BLOCK_D, False, SCALED, True, ORDERED,
     )  # fmt: skip
-    code = tl.where(holds, slot | (state.to(tl.int64) << CODE_SHIFT), FULL)
-    tl.store(slots_at + at, code, mask=missing)
+    # But the row is live only when the mark protects it from this batch.
+    tl.store(words + slot, wanted | LIVE_BITS, mask=made & (before < mark))
+    tl.store(slots_at + at, tl.where(holds, slot | _FRESH_CODE, FULL), mask=missing)
     n_made = tl.sum(made.to(tl.int32), 0)
     n_holds = tl.sum(holds.to(tl.int32), 0)
     count(counters, APPLIED, n_made)

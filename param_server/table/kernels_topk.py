@@ -39,7 +39,7 @@ def _scores(
     if SCALED:
         scores = scores * tl.load(scales + slot, mask=inside, other=0.0)[:, None]
     lives = ((word >> STATE_SHIFT) & 3) == LIVE
-    return tl.where(lives[:, None] & ((scores - scores) == 0), scores, float("-inf"))
+    return tl.where(lives[:, None] & (tl.abs(scores) < float("inf")), scores, float("-inf"))
 
 
 @triton.jit(do_not_specialize=["n_slots", "n_groups"])

@@ -33,6 +33,15 @@ _ALL_BUT_STATE = tl.constexpr((1 << 62) - 1)
 
 
 @triton.jit
+def given_rows(at, mask, source_at, rows_at, D: tl.constexpr, BLOCK_D: tl.constexpr, ORDERED: tl.constexpr):
+    """The rows f32[K, BLOCK_D] that the batch brings for some positions."""
+    source = at if ORDERED else tl.load(source_at + at, mask=mask, other=0)
+    column = tl.arange(0, BLOCK_D)
+    in_row = mask[:, None] & (column < D)[None, :]
+    return tl.load(rows_at + source[:, None] * D + column[None, :], mask=in_row, other=0).to(tl.float32)
+
+
+@triton.jit
 def put_rows(tile, rows, scales, slot, mask, D: tl.constexpr, BLOCK_D: tl.constexpr, SCALED: tl.constexpr):
     """Store f32 rows in the type of the table. What is too large for it becomes the largest that is not."""
     kind = rows.dtype.element_ty
@@ -76,23 +85,26 @@ def _compete(slot, state, version, mark, records, marks, first_mark, K: tl.const
 
 @triton.jit
 def put_all(
-    at, slot, state, wins, versions_at, source_at, rows_at, scores_at, words, records, scores, rows, scales,
+    at, slot, wins, versions_at, source_at, rows_at, scores_at, records, scores, rows, scales,
     D: tl.constexpr, BLOCK_D: tl.constexpr, DELETE: tl.constexpr, SCALED: tl.constexpr,
     SCORED: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """Write version, score, row and, last of all, state where `wins`."""
+    """Write version, score and row where `wins`; a delete leaves the row."""
     version = tl.load(versions_at + at, mask=wins, other=0)
     tl.store(records + slot * VERSION_STRIDE, version, mask=wins)
     if SCORED:
         tl.store(scores + slot * MARK_STRIDE, tl.load(scores_at + at, mask=wins, other=0), mask=wins)
+    if not DELETE:
+        tile = given_rows(at, wins, source_at, rows_at, D, BLOCK_D, ORDERED)
+        put_rows(tile, rows, scales, slot, wins, D, BLOCK_D, SCALED)
+
+
+@triton.jit
+def put_state(words, slot, state, wins, DELETE: tl.constexpr):
+    """Write the state where it changes: last of all, when the mark is there for others to see."""
     if DELETE:
         set_state(words, slot, TOMBSTONE_BITS, wins & (state != TOMBSTONE))
     else:
-        source = at if ORDERED else tl.load(source_at + at, mask=wins, other=0)
-        column = tl.arange(0, BLOCK_D)
-        mask = wins[:, None] & (column < D)[None, :]
-        tile = tl.load(rows_at + source[:, None] * D + column[None, :], mask=mask, other=0)
-        put_rows(tile.to(tl.float32), rows, scales, slot, wins, D, BLOCK_D, SCALED)
         set_state(words, slot, LIVE_BITS, wins & (state != LIVE))
 
 
@@ -118,9 +130,10 @@ def write_kernel(
     mark = first_mark + at.to(tl.int32)
     entered, ahead, first = _compete(slot, state, version, mark, records, marks, first_mark, K)
     put_all(
-        at, slot, state, ahead, versions_at, source_at, rows_at, scores_at, words, records, scores, rows, scales,
+        at, slot, ahead, versions_at, source_at, rows_at, scores_at, records, scores, rows, scales,
         D, BLOCK_D, DELETE, SCALED, SCORED, ORDERED,
     )  # fmt: skip
+    put_state(words, slot, state, ahead, DELETE)
     code = code_of(slot, state, entered, INSERT)
     tl.store(slots_at + at, code, mask=inside)
     was_live = tl.sum((first & (state == LIVE)).to(tl.int32), 0)
@@ -149,6 +162,7 @@ def settle_kernel(
         mark = tl.load(marks + slot * MARK_STRIDE, mask=code >= 0, other=-1)
         wins = (code >= 0) & (mark == first_mark + at.to(tl.int32))
         put_all(
-            at, slot, (code >> CODE_SHIFT).to(tl.int32), wins, versions_at, source_at, rows_at, scores_at,
-            words, records, scores, rows, scales, D, BLOCK_D, DELETE, SCALED, SCORED, ORDERED,
+            at, slot, wins, versions_at, source_at, rows_at, scores_at, records, scores, rows, scales,
+            D, BLOCK_D, DELETE, SCALED, SCORED, ORDERED,
         )  # fmt: skip
+        put_state(words, slot, (code >> CODE_SHIFT).to(tl.int32), wins, DELETE)

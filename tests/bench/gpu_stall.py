@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, Queue
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ import torch
 from param_server.contract import Op
 from param_server.table import RowBatch
 from param_server.table.gpu import GpuTable
-from param_server.table.gpu_launch import Staged
+from param_server.table.gpu_staging import Staging
 from tests.bench import gpu_timing as timing
 from tests.bench.gpu_timing import Line
 
@@ -29,19 +28,19 @@ BATCHES = 16
 SECONDS = 8.0
 
 
-def stall(slots: int) -> list[Line]:
+def stall(slots: int, load: float) -> list[Line]:
     """p50, p99 and the longest lookup of 4,096 keys, idle and while 1 M rows/s are applied; and the longest write."""
-    table, keys = timing.filled_table(slots, 0.9, 64, "f32")
+    table, keys = timing.filled_table(slots, load, 64, "f32")
     table.warm(KEYS)
     wanted = [some.cpu().numpy() for some in timing.sample(keys, KEYS, 64)]
     _answer(table, wanted, 1.0, lambda: None)
     idle = _answer(table, wanted, SECONDS, lambda: None)
     feed = _Feed(table, keys)
     feed.start()
-    _answer(table, wanted, 1.0, feed.write_one)
-    feed.writes_us.clear()
+    _answer(table, wanted, 1.0, feed.step)
+    feed.steps_us.clear()
     feed.applied = 0
-    busy = _answer(table, wanted, SECONDS, feed.write_one)
+    busy = _answer(table, wanted, SECONDS, feed.step)
     feed.stop()
     lines = []
     for name, times in (("idle", idle), ("1 M rows/s applied", busy)):
@@ -53,7 +52,7 @@ def stall(slots: int) -> list[Line]:
     lines.append(
         Line(
             f"longest write of {BATCH_ROWS} rows",
-            round(max(feed.writes_us), 1),
+            round(max(feed.steps_us), 1),
             feed.applied / SECONDS / 1e6,
             "M rows/s",
         )
@@ -69,54 +68,46 @@ def _answer(table: GpuTable, wanted: list[np.ndarray], seconds: float, between: 
         due = start + i / ARRIVALS_PER_S
         between()
         while time.perf_counter() < due:
-            pass
+            time.sleep(0)  # lets the other thread run; sleeping longer would come back too late
         table.lookup(wanted[i % len(wanted)])
         times.append((time.perf_counter() - due) * 1e6)
     return times
 
 
 class _Feed:
-    """Stages batches at ROWS_PER_S on a thread and a stream of its own; the owner writes them."""
+    """Fills batches at ROWS_PER_S on a thread of its own; the owner steps."""
 
     def __init__(self, table: GpuTable, keys: torch.Tensor) -> None:
-        self._table = table
+        self._staging = Staging(table.writer, most_rows=BATCH_ROWS)
         self._keys = [some.cpu().numpy() for some in timing.sample(keys, BATCH_ROWS, BATCHES)]
         rng = np.random.default_rng(2)
         self._rows = [rng.standard_normal((BATCH_ROWS, table.dim)).astype(np.float32) for _ in range(BATCHES)]
-        self._ready: Queue[Staged] = Queue(maxsize=2)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._stage)
-        self.writes_us: list[float] = []
+        self._thread = threading.Thread(target=self._fill)
+        self.steps_us: list[float] = []
         self.applied = 0
 
     def start(self) -> None:
-        """Begin to stage."""
+        """Begin to fill."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop staging; what is staged is not written."""
+        """Stop filling; what is filled is not written."""
         self._stopped.set()
-        while not self._ready.empty():
-            self._ready.get()
         self._thread.join()
 
-    def write_one(self) -> None:
-        """Write the next batch if there is one."""
-        try:
-            staged = self._ready.get_nowait()
-        except Empty:
-            return
+    def step(self) -> None:
+        """What the owner does between lookups."""
         begin = time.perf_counter()
-        self.applied += self._table.writer.write(staged).applied
-        self.writes_us.append((time.perf_counter() - begin) * 1e6)
+        done = self._staging.step()
+        if done is not None:
+            self.applied += done.applied + done.stale
+            self.steps_us.append((time.perf_counter() - begin) * 1e6)
 
-    def _stage(self) -> None:
-        stream = torch.cuda.Stream()
+    def _fill(self) -> None:
         start, turn = time.perf_counter(), 0
         while not self._stopped.wait(max(0.0, start + turn * BATCH_ROWS / ROWS_PER_S - time.perf_counter())):
             versions = np.full(BATCH_ROWS, turn + 2, np.uint64)
             batch = RowBatch(Op.ASSIGN, self._keys[turn % BATCHES], versions, self._rows[turn % BATCHES])
-            staged = self._table.writer.stage(batch, stream)
-            stream.synchronize()
-            self._ready.put(staged)
-            turn += 1
+            if self._staging.fill(batch, timeout_s=0.1):
+                turn += 1

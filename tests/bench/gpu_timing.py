@@ -56,8 +56,8 @@ def timed(calls: Sequence[Callable[[], object]]) -> list[float]:
     return [begin.elapsed_time(end) * 1e3 for begin, end in events]
 
 
-def graph_us(calls: Sequence[Callable[[], object]], repeats: int) -> float:
-    """Median time of one call when many follow each other in a CUDA graph, so that no launch is waited for."""
+def graph_us(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Time of one call when all follow each other in a CUDA graph, so that no launch is waited for."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -65,7 +65,7 @@ def graph_us(calls: Sequence[Callable[[], object]], repeats: int) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    return median(device_us([graph.replay], repeats)) / len(calls)
+    return [spent / len(calls) for spent in device_us([graph.replay], repeats)]
 
 
 def rows_line(name: str, n: int, times_us: Sequence[float], target: str = "") -> Line:

@@ -197,6 +197,32 @@ def test_a_batch_is_written_when_the_owner_says_so() -> None:
     assert table.lookup(np.array([1]))[1][0]
 
 
+def test_batches_filled_ahead_are_written_one_a_step_in_their_order() -> None:
+    need_triton()
+    from param_server.table.gpu_staging import Staging
+
+    table = make()
+    staging = Staging(table.writer, places=3, most_rows=4)
+    for version in (1, 2):
+        assert staging.fill(batch(Op.ASSIGN, np.array([1, 2]), version, np.full((2, 4), version, np.float32)))
+    assert staging.fill(batch(Op.DELETE, np.array([2, 1, 1]), np.array([9, 1, 0], np.uint64)))
+    assert not staging.fill(batch(Op.ASSIGN, np.array([3]), 1), timeout_s=0.01)
+    seen = []
+    while table.tombstones == 0:
+        done = staging.step()
+        if done is not None:
+            rows, found = table.lookup(np.array([1, 2]))
+            seen.append((done.applied, rows[:, 0].tolist(), found.tolist()))
+    assert seen == [(2, [1.0] * 2, [True] * 2), (2, [2.0] * 2, [True] * 2), (1, [2.0, 9.0], [True, False])]
+    assert staging.step() is None
+    with pytest.raises(ValueError, match="a place has 4"):
+        staging.fill(batch(Op.ASSIGN, np.arange(5), 1))
+    with pytest.raises(ValueError, match="dim 4"):
+        staging.fill(RowBatch(Op.ASSIGN, np.array([1]), np.ones(1, np.uint64), np.ones((1, 3), np.float32)))
+    for _ in range(3):  # what was refused holds no place
+        assert staging.fill(batch(Op.ASSIGN, np.array([3]), 1), timeout_s=0.01)
+
+
 def test_warming_up_changes_nothing() -> None:
     for evicting in (False, True):
         table = make(evicting=evicting)
