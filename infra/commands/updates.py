@@ -9,20 +9,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.progress import Progress
 
 from infra.commands.update_file import UpdateRows, read_rows
-from infra.errors import ConfigurationError, InvalidInput, TrirankError
+from infra.commands.visible import until_visible
+from infra.errors import ConfigurationError, InvalidInput
 from infra.release import Item, Release, TableEntry, read_release
 from infra.settings import Settings, load_settings
 from infra.state import StackState, read_state
 
 app = typer.Typer(help="Embedding updates on the stream.", no_args_is_help=True)
 _CHUNK_ROWS = 16384
-_VISIBLE_TIMEOUT_S = 30.0
 
 
 class Operation(StrEnum):
@@ -53,17 +51,19 @@ def publish(
     from param_server.contract import Op
     from param_server.publish import Publisher
 
-    settings = load_settings(home=home)
-    state = running(settings)
+    if wait and op is Operation.ADD:
+        raise ConfigurationError("wait: what an add leads to depends on the row before it; wait for assign or delete")
+    state = running(load_settings(home=home))
     release = read_release(Path(state.release), verify_files=False)
     entry = _entry(release, table)
     rows = read_rows(file, table, entry.dim, with_rows=op is not Operation.DELETE)
     _register(state, rows)
     log = LogProducer(state.kafka)
     log.start()
-    try:
+
+    def send() -> float:
+        """Publish everything; the moment it was acknowledged."""
         publisher = Publisher(log, f"{state.stack}.embeddings", state.partitions)
-        started_s = time.monotonic()
         with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("publishing", total=rows.keys.size)
             for start in range(0, rows.keys.size, _CHUNK_ROWS):
@@ -74,17 +74,19 @@ def publish(
                 )  # fmt: skip
                 progress.advance(task, min(_CHUNK_ROWS, rows.keys.size - start))
             publisher.flush()
+        return time.monotonic()
+
+    try:
+        if wait:
+            seen = asyncio.run(until_visible(state, release, table, rows, send, deleted=op is Operation.DELETE))
+            print(f"{rows.keys.size} rows of table {table}: visible after {seen.since_start_ms:.1f} ms, "
+                  f"{seen.since_acknowledged_ms:.1f} ms after the broker acknowledged them")  # fmt: skip
+        else:
+            started_s = time.monotonic()
+            acknowledged_ms = (send() - started_s) * 1e3
+            print(f"{rows.keys.size} rows of table {table} acknowledged after {acknowledged_ms:.1f} ms")
     finally:
         log.close()
-    acked_ms = (time.monotonic() - started_s) * 1e3
-    print(f"{rows.keys.size} rows of table {table} acknowledged after {acked_ms:.1f} ms")
-    if wait:
-        if op is Operation.ADD:
-            raise ConfigurationError(
-                "wait: what an add leads to depends on the row before it; wait for assign or delete"
-            )
-        asyncio.run(_wait_visible(state, release, table, rows, op))
-        print(f"visible after {(time.monotonic() - started_s) * 1e3:.1f} ms")
 
 
 @app.command()
@@ -154,46 +156,3 @@ def _register(state: StackState, rows: UpdateRows) -> None:
     categories = rows.categories or [[] for _ in rows.ids]
     items = zip(rows.ids, rows.keys.tolist(), rows.titles, categories, strict=True)
     register_items(state.redis, state.stack, [Item(i, key, title, cats, 0) for i, key, title, cats in items])
-
-
-async def _wait_visible(state: StackState, release: Release, table: str, rows: UpdateRows, op: Operation) -> None:
-    """Look the rows up, over the wire as a gateway does, until they are what was published."""
-    from infra.deadline import Deadline
-    from infra.directory import read_directory
-    from infra.wire.client import WireClient
-    from infra.wire.connection import Peer
-    from param_server.client import ParameterClient
-    from param_server.specs import table_specs
-
-    shards = [entry for entry in read_directory(state.redis, state.stack) if entry.role == "shard"]
-    wire = WireClient(role="shard")
-    try:
-        wire.set_peers([Peer(e.name, e.address, e.release, e.meta) for e in shards])
-        await wire.wait_live(state.shards, release=release.manifest.name, deadline=Deadline.after(5.0))
-        client = ParameterClient(wire, state.shards, state.partitions, table_specs(release))
-        keys, wanted = _newest(rows)
-        end_s = time.monotonic() + _VISIBLE_TIMEOUT_S
-        while time.monotonic() < end_s:
-            got = await client.fetch(
-                generation=release.manifest.generation, lookups=[(table, keys)], topk=None, deadline=Deadline.after(1.0)
-            )
-            if op is Operation.DELETE:
-                seen = not got.found[0].any()
-            else:
-                seen = bool(got.found[0].all()) and np.array_equal(got.rows[0], wanted)
-            if seen:
-                return
-            await asyncio.sleep(0.0005)
-    finally:
-        await wire.close()
-    raise TrirankError(
-        f"not visible after {_VISIBLE_TIMEOUT_S:.0f} s: see dead letters and lag in `trirank status`, "
-        "and whether a newer version of these rows was published"
-    )
-
-
-def _newest(rows: UpdateRows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The last 1,024 rows of the file, of each key its last: that is what stays."""
-    keys = rows.keys[::-1][:1024]
-    _, first = np.unique(keys, return_index=True)
-    return keys[first], rows.rows[::-1][:1024][first] if rows.rows.size else rows.rows
