@@ -171,7 +171,7 @@ def test_what_was_recommended_is_in_the_log_as_an_impression(stack: GatewayStack
         ([{"user_id": "1", "item_id": "2", "event": "sneeze"}], "events[0].event"),
         ([{"item_id": "2", "event": "click"}], "events[0].user_id"),
         ([{"user_id": "1", "item_id": "ü" * 129, "event": "click"}], "events[0].item_id"),
-        ([{"user_id": "1", "item_id": "2", "event": "click", "ts": time.time() + 400}], "events[0].ts"),
+        ([{"user_id": "1", "item_id": "2", "event": "click", "ts": time.time() + 86400}], "events[0].ts"),
         ([{"user_id": "1", "item_id": "2", "event": "click", "ts": time.time() * 1000}], "events[0].ts"),
     ],
 )

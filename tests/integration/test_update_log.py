@@ -86,9 +86,7 @@ def test_a_letter_shows_why_and_where(broker: EmbeddedBroker, topics: Topics) ->
     why = {"reason": "crc", "detail": "the checksum differs", "topic": "t", "partition": 3, "offset": 17, "skipped": 5}
     send(broker, topics.deadletter, 0, b"bytes", key=json.dumps(why).encode())
     send(broker, topics.deadletter, 0, b"stranger")
-    first, second = (
-        about_letter(r) for r in records(broker.bootstrap, topics.deadletter, 1, last=10, follow=False)
-    )
+    first, second = (about_letter(r) for r in records(broker.bootstrap, topics.deadletter, 1, last=10, follow=False))
     assert {name: first[name] for name in why} == why
     assert letter_line(first).endswith("crc          t 3:17  the checksum differs, 5 bytes  (5 left out before it)")
     assert (second["reason"], second["bytes"]) == ("unknown", 8)
