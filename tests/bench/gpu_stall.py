@@ -51,7 +51,7 @@ def stall(slots: int, load: float) -> list[Line]:
     lines.append(Line("p99, applied over idle", 0.0, round(ratio, 3), "x", "<= 1.2"))
     lines.append(
         Line(
-            f"longest write of {BATCH_ROWS} rows",
+            f"longest step of the owner, batches of {BATCH_ROWS}",
             round(max(feed.steps_us), 1),
             feed.applied / SECONDS / 1e6,
             "M rows/s",
@@ -100,9 +100,9 @@ class _Feed:
         """What the owner does between lookups."""
         begin = time.perf_counter()
         done = self._staging.step()
+        self.steps_us.append((time.perf_counter() - begin) * 1e6)
         if done is not None:
             self.applied += done.applied + done.stale
-            self.steps_us.append((time.perf_counter() - begin) * 1e6)
 
     def _fill(self) -> None:
         start, turn = time.perf_counter(), 0
