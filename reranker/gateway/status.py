@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from infra.directory import Entry
-
 from infra.deadline import Deadline
+from infra.directory import Entry
 from infra.errors import TrirankError
 from infra.release import Manifest
 from infra.wire.client import WireClient
