@@ -198,7 +198,8 @@ class Ferry:
 
     def _write(self, lane: _TableLane, rows: list[Departure]) -> None:
         while not self._stopping.is_set():
-            if not self._met:
+            # What lies below must be known before it changes.
+            if not (self._met and self.connected):
                 self._stopping.wait(_MEET_S)
                 continue
             try:

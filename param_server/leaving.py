@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from typing import NamedTuple
 
 from param_server.rowstate import RowState, Verdict, Write, written
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(NamedTuple):
     """One row on its way down. `order`: every write to the key before this place in the log is in it."""
 
     key: int
@@ -63,11 +61,6 @@ class Leaving:
             self.put(key, state, order)
         return verdict
 
-    def pop(self, key: int) -> RowState | None:
-        """Take a row back; a copy that was sent may still arrive below, where a newer one will replace it."""
-        row = self._rows.pop(key, None)
-        return row.state if row is not None else None
-
     def batch(self, most: int) -> list[Departure]:
         """The next rows to send, oldest first; they stay here until acknowledged."""
         sent: list[Departure] = []
@@ -83,7 +76,3 @@ class Leaving:
         for row in sent:
             if self._rows.get(row.key) is row:
                 del self._rows[row.key]
-
-    def oldest(self, most: int) -> list[int]:
-        """Keys of rows that have been here longest."""
-        return list(islice(self._rows, most))

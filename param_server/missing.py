@@ -35,6 +35,11 @@ class Missing:
         return len(self._wanted) + len(self._awaited)
 
     @property
+    def anything(self) -> bool:
+        """Whether anything is known of any key."""
+        return bool(self._absent or self._wanted or self._awaited)
+
+    @property
     def n_absent(self) -> int:
         """Keys remembered as not there."""
         return len(self._absent)

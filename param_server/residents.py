@@ -40,23 +40,22 @@ class Residents:
         """Entries that would still fit."""
         return sum(t.capacity_rows - t.size - t.tombstones for t in self.tables)
 
-    def visit(self, keys: I64, tick: int) -> tuple[F32, Bool]:
-        """Rows f32[n, dim] and found bool[n]; every row found counts as used."""
-        rows, found = self.hot.visit(keys, tick)
-        n_found = int(np.count_nonzero(found))
+    def visit(self, keys: I64, tick: int) -> tuple[F32, Bool, int]:
+        """Rows f32[n, dim], found bool[n], and how many were; every row found counts as used."""
+        rows, found, n_found = self.hot.visit(keys, tick)
         self.hits_hot += n_found
         if self.warm is None or n_found == keys.size:
-            return rows, found
+            return rows, found, n_found
         missing = np.flatnonzero(~found)
-        below, there = self.warm.visit(keys[missing], tick)
-        if there.any():
+        below, there, n_there = self.warm.visit(keys[missing], tick)
+        if n_there:
             at = missing[there]
             rows[at], found[at] = below[there], True
             self.hits_warm += at.size
             if self._n_promising < _MOST_PROMISING:
                 self._promising.append(keys[at])
                 self._n_promising += at.size
-        return rows, found
+        return rows, found, n_found + n_there
 
     def apply(self, batch: RowBatch) -> Applied:
         """Write to the keys that are here; others are `full`. Raises ValueError."""

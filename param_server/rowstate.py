@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,16 +18,14 @@ class Verdict(IntEnum):
     OVERFLOW = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RowState:
+class RowState(NamedTuple):
     """Newest known state of a key: `row` f32[dim], None when it is deleted."""
 
     version: int
     row: F32 | None
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """One write to one key; `order` is its place in the log, `row` None for a delete."""
 
     op: Op

@@ -21,10 +21,10 @@ import numpy as np
 from infra.clock import Clock
 from infra.errors import RedisUnavailable
 from param_server import metrics
-from param_server.below import TierRules
 from param_server.cold import ColdRows, ColdStore
 from param_server.contract import I64, U64, TableSpec
 from param_server.ferry import Ferry
+from param_server.holding import TierRules
 from param_server.hotset import WarmUp, as_bytes, decode_lists, encode_list
 from param_server.residents import Residents
 from param_server.routing import partition_of, shard_of

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from infra.clock import Clock
-from param_server.below import Below, TierRules
+from param_server.below import Below
 from param_server.cold import ColdRows
 from param_server.contract import F32, I64, Op
 from param_server.ferry import Lane
+from param_server.holding import Holding, TierRules
 from param_server.placeinlog import Orders
 from param_server.residents import Residents, merged_exports, taken
 from param_server.sketch import U8
@@ -41,7 +42,8 @@ class TieredTable:
         self._residents = residents
         self._policy = rules.policy
         self._has_cold = lane is not None
-        self._below = Below(residents, rules, lane, clock)
+        self._holding = Holding(residents, rules, clock, has_cold=lane is not None)
+        self._below = Below(self._holding, rules, lane, clock)
 
     @property
     def dim(self) -> int:
@@ -51,13 +53,13 @@ class TieredTable:
     @property
     def size(self) -> int:
         """Live rows held here."""
-        leaving = sum(departure.state.row is not None for departure in self._below.leaving)
+        leaving = sum(departure.state.row is not None for departure in self._holding.leaving)
         return sum(table.size for table in self._residents.tables) + leaving
 
     @property
     def tombstones(self) -> int:
         """Deleted keys whose version is remembered here."""
-        leaving = sum(departure.state.row is None for departure in self._below.leaving)
+        leaving = sum(departure.state.row is None for departure in self._holding.leaving)
         return sum(table.tombstones for table in self._residents.tables) + leaving
 
     @property
@@ -68,7 +70,7 @@ class TieredTable:
     @property
     def bytes(self) -> int:
         """Memory set aside, index and sketch included."""
-        return sum(table.bytes for table in self._residents.tables) + self._below.sketch.bytes
+        return sum(table.bytes for table in self._residents.tables) + self._holding.sketch.bytes
 
     @property
     def hold(self) -> bool:
@@ -83,12 +85,12 @@ class TieredTable:
     @property
     def unsettled(self) -> bool:
         """Whether a snapshot taken now would be wrong: writes wait, or rows are ahead of the log's position."""
-        return self.waiting or len(self._below.place_in_log) > 0
+        return self.waiting or len(self._holding.place_in_log) > 0
 
     @property
     def leaving(self) -> int:
         """Rows that the cold tier has yet to acknowledge."""
-        return len(self._below.leaving)
+        return len(self._holding.leaving)
 
     @property
     def asked(self) -> int:
@@ -97,18 +99,18 @@ class TieredTable:
 
     def follow(self, orders: Orders) -> None:
         """Take order from the log: orders u64[n] of keys i64[n] are the places up to which it is applied here."""
-        self._below.place_in_log.follow(orders)
+        self._holding.place_in_log.follow(orders)
 
     def lookup(self, keys: I64) -> tuple[F32, Bool]:
         """Return rows f32[n, dim] and found bool[n] for keys i64[n]; what is not held is missing, for now."""
-        rows, found = self._residents.visit(keys, self._below.tick)
-        if not found.all():
+        rows, found, n_found = self._residents.visit(keys, self._holding.tick)
+        if n_found < keys.size:
             self._below.answer(keys, rows, found)
         return rows, found
 
     def apply(self, batch: RowBatch) -> Applied:
         """Write the batch. A write that waits for its row counts as applied. Raises ValueError."""
-        included = self._below.place_in_log.begin(batch)
+        included = self._holding.place_in_log.begin(batch)
         if included is not None and included.any():
             kept = np.flatnonzero(~included)
             done = self._apply(taken(batch, kept))
@@ -122,7 +124,7 @@ class TieredTable:
 
     def export(self, since_version: int = 0) -> Export:
         """Return every entry held here, those on their way down included."""
-        gone = [d for d in self._below.leaving if d.state.version >= since_version]
+        gone = [d for d in self._holding.leaving if d.state.version >= since_version]
         held = self._residents.export(since_version)
         if not gone:
             return held
@@ -135,11 +137,9 @@ class TieredTable:
 
     def turn(self) -> None:
         """Take in what the cold tier answered, move rows between the tiers, send what is to go."""
-        below = self._below
-        below.descend(self._residents.promote())
-        if limit := self._policy.expired_below(below.age_s):
-            below.descend(self._residents.expire(limit))
-        below.turn()
+        self._holding.pass_time()
+        self._holding.descend(self._residents.promote())
+        self._below.turn()
 
     def restore(self, state: Export, wait: Callable[[], None], cold: Callable[[I64], ColdRows] | None = None) -> bool:
         """Put entries into the empty table, the most used ones hot; False when they do not fit.
@@ -151,10 +151,12 @@ class TieredTable:
             return False
         for start in range(0, state.keys.size, _RESTORE_AT_ONCE):
             part = slice(start, start + _RESTORE_AT_ONCE)
-            entries = self._below.entries(
+            entries = self._holding.entries(
                 state.keys[part], state.versions[part], state.tombstones[part], state.rows[part]
             )
-            self._below.place(entries if cold is None else self._below.newest(entries, cold(entries.keys)), force=False)
+            if cold is not None:
+                entries = self._below.newest(entries, cold(entries.keys))
+            self._holding.place(entries, force=False)
             while self.hold:
                 wait()
                 self.turn()
@@ -162,7 +164,7 @@ class TieredTable:
 
     def fetch(self, keys: I64) -> int:
         """Bring these up, however rarely they were asked for; how many are not held yet."""
-        self._below.descend(self._residents.lift(keys))
+        self._holding.descend(self._residents.lift(keys))
         away = keys[~self._residents.holds(keys)]
         return self._below.ask(away) if self._has_cold else 0
 
@@ -172,12 +174,12 @@ class TieredTable:
 
     def seed(self, keys: I64, counts: U8) -> None:
         """Take these counts for known: rows that arrive go hot by them."""
-        self._below.sketch.raise_to(keys, counts)
+        self._holding.sketch.raise_to(keys, counts)
 
     def hottest(self, n: int) -> tuple[I64, F32]:
         """About the `n` keys used most, first to last, and about how often."""
         keys, scores = self._residents.hottest(n)
-        return keys, self._policy.counts(scores, self._below.tick)
+        return keys, self._policy.counts(scores, self._holding.tick)
 
     def health(self) -> dict[str, Any]:
         """Rows per tier, and counts since the start of this process."""
@@ -192,20 +194,24 @@ class TieredTable:
             "waiting_writes": below.missing.n_waiting,
             "asked_rows": below.missing.n_asked,
             "known_absent": below.missing.n_absent,
-            "ahead_rows": len(below.place_in_log),
+            "ahead_rows": len(self._holding.place_in_log),
             "hits": hits,
             "misses": counts["missing"],
             "hit_rate": round(sum(hits.values()) / asked, 4) if asked else None,
             "promoted": residents.promoted,
             "demoted": residents.demoted,
-            "cold": {name: n for name, n in counts.items() if name not in ("leaving", "missing")},
+            "cold": {
+                "dropped": self._holding.dropped,
+                **{name: n for name, n in counts.items() if name not in ("leaving", "missing")},
+            },
         }
 
     def _apply(self, batch: RowBatch) -> Applied:
         done = self._residents.apply(batch)
         if batch.op is Op.DELETE:
-            self._below.bury(batch.keys)
+            self._holding.bury(batch.keys)
         if done.full.size:
             done = self._below.apply(batch, done)
-        self._below.missing.forget(batch.keys.tolist())
+        if self._below.missing.anything:
+            self._below.missing.forget(batch.keys.tolist())
         return done

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from infra.clock import SystemClock
-from param_server.below import TierRules
+from param_server.holding import TierRules
 from param_server.residents import Residents
 from param_server.table import EmbeddingTable
 from param_server.table.cpu import CpuTable

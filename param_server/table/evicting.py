@@ -82,14 +82,14 @@ class EvictingTable:
         kernels.lookup(self._slots, self._keys, self._states, self._rows, _plain(keys), self._default_row, rows, found)
         return rows, found
 
-    def visit(self, keys: I64, tick: int) -> tuple[F32, Bool]:
-        """The same; it counts as a use at `tick`."""
+    def visit(self, keys: I64, tick: int) -> tuple[F32, Bool, int]:
+        """The same, which counts as a use at `tick`; and how many were found."""
         rows, found = np.empty((keys.size, self.dim), np.float32), np.empty(keys.size, np.bool_)
-        evicting.visit(
+        n_found = evicting.visit(
             self._slots, self._keys, self._states, self._rows, self._scores, _plain(keys), self._default_row, rows,
             found, self._mode, tick, self._gains,
         )  # fmt: skip
-        return rows, found
+        return rows, found, int(n_found)
 
     def apply(self, batch: RowBatch) -> Applied:
         """Write to the keys that are held; others are `full`. Raises ValueError when arrays do not fit this table."""

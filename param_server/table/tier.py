@@ -80,8 +80,8 @@ class Upserted:
 class TierTable(EmbeddingTable, Protocol):
     """A table of fixed size that loses rows. `apply` writes known keys only and reports all others as `full`."""
 
-    def visit(self, keys: I64, tick: int) -> tuple[F32, Bool]:
-        """`lookup` that counts as a use of every row found."""
+    def visit(self, keys: I64, tick: int) -> tuple[F32, Bool, int]:
+        """`lookup` that counts as a use of every row found; rows, found and how many were."""
         ...
 
     def upsert(self, entries: Entries, *, force: bool) -> Upserted:

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from param_server.below import TierRules
 from param_server.contract import Op
 from param_server.eviction import Policy
+from param_server.holding import TierRules
 from param_server.table import Export
 from tests.unit.param_server.tiered import (
     ColdDict,

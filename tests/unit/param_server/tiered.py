@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from param_server.below import TierRules
 from param_server.cold import ABSENT, DELETED, LIVE, N_FLOORS, ColdRows, floor_of
 from param_server.contract import Op
 from param_server.ferry import Event, Fetched, Floors, Stored
+from param_server.holding import TierRules
 from param_server.leaving import Departure
 from param_server.residents import Residents
 from param_server.table import Applied, Export, RowBatch
