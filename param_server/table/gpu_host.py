@@ -37,12 +37,31 @@ def to_device(values: NDArray[Any], kind: DTypeLike, device: torch.device) -> Te
     return host.pin_memory().to(device, non_blocking=True)
 
 
+class Fetch:
+    """Copies of tensors on their way to the host."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        if not tensors or tensors[0].device.type == "cpu":
+            self._copies = [tensor.clone() for tensor in tensors]
+            return
+        self._copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def arrived(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> list[NDArray[Any]]:
+        """The copies."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [copy.numpy() for copy in self._copies]
+
+
 def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     """Copies as numpy arrays; waits once for all of them."""
-    if not tensors or tensors[0].device.type == "cpu":
-        return [tensor.clone().numpy() for tensor in tensors]
-    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-    for copy, tensor in zip(copies, tensors, strict=True):
-        copy.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream().synchronize()
-    return [copy.numpy() for copy in copies]
+    return Fetch(tensors).wait()

@@ -1,8 +1,8 @@
 """Batches brought to the GPU beside lookups, so that a write costs the owner of the table little time.
 
 The thread that decodes batches fills pinned memory and calls nothing of CUDA. Between lookups the owner takes one short
-step at a time: write the batch that has arrived, and start the copy of the next on a stream of its own. All memory is
-set aside at construction; who fills waits when every place is taken.
+step at a time: start the copy of a filled batch on a stream of its own; launch its write when it has arrived; take the
+counts when it is over. All memory is set aside at construction; who fills waits when every place is taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from param_server.contract import MAX_ROWS, Op
 from param_server.table import Applied, RowBatch
 from param_server.table.gpu_launch import Staged
-from param_server.table.gpu_write import Writer, in_order
+from param_server.table.gpu_write import Pending, Writer, in_order
 
 
 class _Place:
@@ -33,11 +33,14 @@ class _Place:
         self._op = Op.ASSIGN
         self._ordered = False
         self._versioned_rows = False
+        self._distinct = False
 
     def fill(self, batch: RowBatch, dim: int) -> None:
         keys, versions, order = in_order(batch, dim)
         n = self._n = keys.size
         self._op, self._ordered, self._versioned_rows = batch.op, order is None, batch.versioned_rows
+        # A sort on this thread spares the owner a launch.
+        self._distinct = bool(np.unique(keys).size == n)
         numbers = self._numbers.numpy()
         numbers[0, :n] = keys
         numbers[1, :n] = versions.view(np.int64)
@@ -59,7 +62,9 @@ class _Place:
     def staged(self) -> Staged:
         keys, versions, order = self._device_numbers[:, : self._n]
         rows = None if self._op is Op.DELETE else self._device_rows[: self._n]
-        return Staged(self._op, keys, versions, rows, None if self._ordered else order, self._versioned_rows)
+        return Staged(
+            self._op, keys, versions, rows, None if self._ordered else order, self._versioned_rows, self._distinct
+        )
 
 
 class Staging:
@@ -71,6 +76,7 @@ class Staging:
         self._free: Queue[_Place] = Queue()
         self._filled: Queue[_Place] = Queue()
         self._sent: _Place | None = None
+        self._pending: Pending | None = None
         device = writer.device
         self._stream = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         for _ in range(places):
@@ -93,20 +99,24 @@ class Staging:
         return True
 
     def step(self) -> Applied | None:
-        """One step of the owner's: what the batch did that was written, or None when none was due."""
-        done = None
-        if self._sent is not None and self._sent.arrived():
-            done = self._writer.write(self._sent.staged())
-            if self._stream is not None:
-                # What the write may have left running reads the memory that is given back here.
-                self._stream.wait_stream(torch.cuda.current_stream())
-            self._free.put(self._sent)
-            self._sent = None
-        if self._sent is None:
-            try:
-                self._sent = self._filled.get_nowait()
-            except Empty:
-                return done
+        """One step of the owner's, none of which waits: what a batch did when its write is over, else None."""
+        if self._pending is not None:
+            return self._finish(self._pending) if self._pending.counts.arrived() else None
+        if self._sent is not None:
+            if self._sent.arrived():
+                self._pending = self._writer.begin(self._sent.staged())
+        elif not self._filled.empty():
+            self._sent = self._filled.get()
             with torch.cuda.stream(self._stream):
                 self._sent.send()
+        return None
+
+    def _finish(self, pending: Pending) -> Applied:
+        done = self._writer.finish(pending)
+        if self._stream is not None:
+            # What `finish` may have launched reads the memory that is given back here.
+            self._stream.wait_stream(torch.cuda.current_stream())
+        if self._sent is not None:
+            self._free.put(self._sent)
+        self._pending = self._sent = None
         return done

@@ -15,7 +15,7 @@ from torch import Tensor
 from param_server.contract import F32, I64, U64, Op
 from param_server.table import Applied, Bool, RowBatch
 from param_server.table.gpu_arrays import Arrays, keys_of
-from param_server.table.gpu_host import to_device, to_host
+from param_server.table.gpu_host import Fetch, to_device, to_host
 from param_server.table.gpu_launch import Gone, Launcher, Staged
 
 _NO_KEYS = np.empty(0, np.int64)
@@ -33,6 +33,17 @@ class Evicted:
     versions: U64
     tombstones: Bool
     rows: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A write that was launched: its codes, first mark and overflow flags on the device, and its counts on the way."""
+
+    staged: Staged
+    codes: Tensor
+    mark: int
+    over: Tensor | None
+    counts: Fetch
 
 
 class Writer(Launcher):
@@ -63,19 +74,29 @@ class Writer(Launcher):
 
     def write(self, staged: Staged) -> Applied:
         """Write a staged batch and wait for the counts."""
-        n = staged.keys.numel()
-        if n == 0:
-            return Applied(0, 0, _NO_KEYS, _NO_KEYS)
-        insert, gate = self._admit(staged)
+        return self.finish(self.begin(staged))
+
+    def begin(self, staged: Staged) -> Pending:
+        """Launch the write of a batch, after `finish` of the one before; lookups that come later see all of it."""
         counters = self.new_counters()
-        if staged.op is Op.ADD:
-            codes = self.claim(staged.keys, counters, gate, insert=insert)
-            return self._report(staged, codes, counters, self.accumulate(staged, codes, counters))
-        codes, mark = self.put(staged, counters, gate, insert=insert)
+        codes, mark, over = staged.keys, 0, None
+        if staged.keys.numel():
+            insert, gate = self._admit(staged)
+            if staged.op is Op.ADD:
+                codes = self.claim(staged.keys, counters, gate, insert=insert)
+                over = self.accumulate(staged, codes, counters)
+            else:
+                codes, mark = self.put(staged, counters, gate, insert=insert)
+                if not staged.distinct:
+                    self.settle(staged, codes, mark, counters)
+        return Pending(staged, codes, mark, over, Fetch([counters] if over is None else [counters, over]))
+
+    def finish(self, pending: Pending) -> Applied:
+        """Wait for a write and count what it did."""
         before = self.used
-        done = self._report(staged, codes, counters, None, mark)
-        if self.used > before and self.used > _TIDY_LOAD * self._arrays.n_slots:
-            self.tidy(staged.keys, codes, mark)
+        done = self._report(pending)
+        if self.used > before and self.used > _TIDY_LOAD * self._arrays.n_slots and pending.over is None:
+            self.tidy(pending.staged.keys, pending.codes, pending.mark)
         return done
 
     def upsert(self, batch: RowBatch, scores: NDArray[np.uint32]) -> tuple[Applied, Evicted]:
@@ -92,7 +113,8 @@ class Writer(Launcher):
         ranks = ranks if staged.order is None else ranks[staged.order]
         codes, mark = self.put(staged, counters, None, insert=False, scores=ranks)
         gone = self.replace(staged, codes, mark, ranks, counters)
-        return self._report(staged, codes, counters, None, mark, ranks), self._evicted(gone)
+        self.settle(staged, codes, mark, counters, ranks)
+        return self._report(Pending(staged, codes, mark, None, Fetch([counters]))), self._evicted(gone)
 
     def warm(self) -> None:
         """Compile every kernel a write can need, by launching it on nothing."""
@@ -119,20 +141,16 @@ class Writer(Launcher):
             self.accumulate(Staged(Op.ADD, none, none, rows, versioned_rows=versioned), none, counters)
         self.tidy(none, none, 1)
 
-    def _report(
-        self, staged: Staged, codes: Tensor, counters: Tensor, over: Tensor | None, mark: int = 0,
-        scores: Tensor | None = None,
-    ) -> Applied:  # fmt: skip
-        counts, *flags = to_host([counters] if over is None else [counters, over])
-        applied, live_change, inserted, refused, doubled = (int(count) for count in counts.sum(1))
-        if doubled:
-            self.settle(staged, codes, mark, counters, scores)
+    def _report(self, pending: Pending) -> Applied:
+        codes, order = pending.codes, pending.staged.order
+        counts, *flags = pending.counts.wait()
+        applied, live_change, inserted, refused, _ = (int(count) for count in counts.sum(1))
         self.live += live_change
         self.used += inserted
         full = overflow = _NO_KEYS
         if refused:
             places = (codes < _STALE).nonzero()[:, 0]
-            full = np.sort(to_host([places if staged.order is None else staged.order[places]])[0])
+            full = np.sort(to_host([places if order is None else order[places]])[0])
         if flags:
             overflow = np.flatnonzero(flags[0])
         return Applied(applied, codes.numel() - applied - full.size - overflow.size, full, overflow)

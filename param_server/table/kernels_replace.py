@@ -46,32 +46,25 @@ _PINNED = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def _victim(words, records, bucket, wanted, pending, first_mark, K: tl.constexpr):
+def _victim(words, records, bucket, wanted, pending, first_mark):
     """Per bucket: whether a twin brought the key in, else which lane to take (or -1), and the word there.
 
     An empty lane is best, then the least score. Lanes written by this batch, fresh or pinned are not for the taking.
     """
-    pair = tl.arange(0, 2)
-    best = tl.full([K], _NO_LANE, tl.int64)
-    word = tl.full([K], 0, tl.int64)
-    twin = tl.full([K], -1, tl.int32)
-    for first in tl.static_range(0, LANES, 2):
-        lane = first + pair
-        at = bucket[:, None] * LANES + lane[None, :]
-        line = tl.load(words + at, mask=pending[:, None], other=0, cache_modifier=".cg")
-        # The second half of a record: the score above, the mark below.
-        record = tl.load(records + at * 2 + 1, mask=pending[:, None], other=0, cache_modifier=".cg")
-        score = (record >> 32) & 0xFFFFFFFF
-        twin = tl.maximum(twin, tl.max(tl.where(is_key(line, wanted[:, None]), lane[None, :], -1), 1))
-        held = (record.to(tl.int32) >= first_mark) | (((line >> STATE_SHIFT) & 3) == FRESH) | (score == _PINNED)
-        rank = tl.where(line == 0, lane[None, :], ((score + 1) << 3) | lane[None, :])
-        rank = tl.where((line != 0) & held, _NO_LANE, rank)
-        least = tl.min(rank, 1)
-        chosen = tl.sum(tl.where(rank == least[:, None], line, 0), 1)
-        word = tl.where(least < best, chosen, word)
-        best = tl.minimum(best, least)
-    lane = tl.where(twin >= 0, twin, tl.where(best < _NO_LANE, (best & 7).to(tl.int32), -1))
-    return twin >= 0, lane, word
+    lane = tl.arange(0, LANES)[None, :]
+    at = bucket[:, None] * LANES + lane
+    line = tl.load(words + at, mask=pending[:, None], other=0, cache_modifier=".cg")
+    # The second half of a record: the score above, the mark below.
+    record = tl.load(records + at * 2 + 1, mask=pending[:, None], other=0, cache_modifier=".cg")
+    score = (record >> 32) & 0xFFFFFFFF
+    twin = tl.max(tl.where(is_key(line, wanted[:, None]), lane, -1), 1)
+    held = (record.to(tl.int32) >= first_mark) | (((line >> STATE_SHIFT) & 3) == FRESH) | (score == _PINNED)
+    rank = tl.where(line == 0, 0, (score + 1) << 3) | lane
+    rank = tl.where((line != 0) & held, _NO_LANE, rank)
+    least = tl.min(rank, 1)
+    word = tl.sum(tl.where(rank == least[:, None], line, 0), 1)
+    free = tl.where(least < _NO_LANE, (least & 7).to(tl.int32), -1)
+    return twin >= 0, tl.where(twin >= 0, twin, free), word
 
 
 @triton.jit
@@ -82,7 +75,7 @@ def _conquer(words, records, bucket, wanted, missing, first_mark, K: tl.constexp
     made = tl.full([K], 0, tl.int32)
     pending = missing
     while any_of(pending):
-        twin, lane, word = _victim(words, records, bucket, wanted, pending, first_mark, K)
+        twin, lane, word = _victim(words, records, bucket, wanted, pending, first_mark)
         slot = tl.where(pending & twin, bucket * LANES + lane, slot)
         pending = pending & (twin == 0) & (lane >= 0)
         won = pending & (swap(words, bucket, lane, word, wanted | FRESH_BITS, pending) == word)

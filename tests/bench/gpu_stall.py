@@ -29,7 +29,7 @@ SECONDS = 8.0
 
 
 def stall(slots: int, load: float) -> list[Line]:
-    """p50, p99 and the longest lookup of 4,096 keys, idle and while 1 M rows/s are applied; and the longest write."""
+    """p50, p99 and the longest lookup of 4,096 keys, idle and while 1 M rows/s are applied; and the longest step."""
     table, keys = timing.filled_table(slots, load, 64, "f32")
     table.warm(KEYS)
     wanted = [some.cpu().numpy() for some in timing.sample(keys, KEYS, 64)]

@@ -205,7 +205,7 @@ def test_batches_filled_ahead_are_written_one_a_step_in_their_order() -> None:
     staging = Staging(table.writer, places=3, most_rows=4)
     for version in (1, 2):
         assert staging.fill(batch(Op.ASSIGN, np.array([1, 2]), version, np.full((2, 4), version, np.float32)))
-    assert staging.fill(batch(Op.DELETE, np.array([2, 1, 1]), np.array([9, 1, 0], np.uint64)))
+    assert staging.fill(batch(Op.DELETE, np.array([2, 2, 1]), np.array([9, 8, 1], np.uint64)))
     assert not staging.fill(batch(Op.ASSIGN, np.array([3]), 1), timeout_s=0.01)
     seen = []
     while table.tombstones == 0:
