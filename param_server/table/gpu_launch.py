@@ -32,8 +32,7 @@ _TILE_NUMBERS = 2048
 @dataclass(frozen=True, slots=True)
 class Staged:
     """A batch on the device: keys i64[n], versions i64[n] (bits of u64, ascending unless it adds), rows f[n, dim] (None
-    for a delete). `order` i64[n]: keys and versions are those of order[i] in the batch and in rows; None: in order.
-    `distinct`: surely no key comes twice."""
+    for a delete). `order` i64[n]: keys and versions are those of order[i] in the batch and in rows; None: in order."""
 
     op: Op
     keys: Tensor
@@ -41,7 +40,6 @@ class Staged:
     rows: Tensor | None
     order: Tensor | None = None
     versioned_rows: bool = False
-    distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

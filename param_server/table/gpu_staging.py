@@ -33,14 +33,11 @@ class _Place:
         self._op = Op.ASSIGN
         self._ordered = False
         self._versioned_rows = False
-        self._distinct = False
 
     def fill(self, batch: RowBatch, dim: int) -> None:
         keys, versions, order = in_order(batch, dim)
         n = self._n = keys.size
         self._op, self._ordered, self._versioned_rows = batch.op, order is None, batch.versioned_rows
-        # A sort on this thread spares the owner a launch.
-        self._distinct = bool(np.unique(keys).size == n)
         numbers = self._numbers.numpy()
         numbers[0, :n] = keys
         numbers[1, :n] = versions.view(np.int64)
@@ -62,9 +59,7 @@ class _Place:
     def staged(self) -> Staged:
         keys, versions, order = self._device_numbers[:, : self._n]
         rows = None if self._op is Op.DELETE else self._device_rows[: self._n]
-        return Staged(
-            self._op, keys, versions, rows, None if self._ordered else order, self._versioned_rows, self._distinct
-        )
+        return Staged(self._op, keys, versions, rows, None if self._ordered else order, self._versioned_rows)
 
 
 class Staging:

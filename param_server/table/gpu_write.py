@@ -87,8 +87,7 @@ class Writer(Launcher):
                 over = self.accumulate(staged, codes, counters)
             else:
                 codes, mark = self.put(staged, counters, gate, insert=insert)
-                if not staged.distinct:
-                    self.settle(staged, codes, mark, counters)
+                self.settle(staged, codes, mark, counters)
         return Pending(staged, codes, mark, over, Fetch([counters] if over is None else [counters, over]))
 
     def finish(self, pending: Pending) -> Applied:
