@@ -156,7 +156,8 @@ class TieredTable:
             )
             if cold is not None:
                 entries = self._below.newest(entries, cold(entries.keys))
-            self._holding.place(entries, force=False)
+            # A table keeps what it takes in of one batch: the last rows come first, so they are the most used ones.
+            self._holding.place(entries.take(np.argsort(entries.scores, kind="stable")), force=False)
             while self.hold:
                 wait()
                 self.turn()

@@ -152,10 +152,12 @@ def upsert(
                 used += 1
             else:
                 entry = _victim(states, scores, marks, mark, used, hand)
-                hand = (hand + WINDOW) % used
                 if entry < 0 or not (force or scores[entry] < new_scores[i]):
+                    hand = (hand + WINDOW) % used
                     refused[i] = FULL
                     continue
+                # The new row has all others to go before it is looked at.
+                hand = (entry + 1) % used
                 _copy_out(entry, n_out, keys, states, versions, rows, scores, dirty,
                           out_keys, out_versions, out_dead, out_rows, out_scores, out_dirty)  # fmt: skip
                 n_out += 1

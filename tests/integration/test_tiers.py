@@ -177,11 +177,11 @@ class Ledger:
         # The last update was seen; what is read again from wherever it lies must be the same.
         for key in range(N_KEYS):
             if key in self.rows:
-                eventually(lambda key=key: values(caller, [key]))
+                assert eventually(lambda key=key: values(caller, [key])) == {key: self.rows[key]}
             else:
-                values(caller, [key])
+                assert values(caller, [key]) == {}
                 eventually(lambda: tiers_of(caller)["tables"]["item"]["asked_rows"] == 0)
-            assert values(caller, [key]) == ({key: self.rows[key]} if key in self.rows else {})
+                assert values(caller, [key]) == {}
         assert tiers_of(caller)["tables"]["item"]["waiting_writes"] == 0
 
 

@@ -86,6 +86,11 @@ class ManualLane:
         """Redis is seen for the first time."""
         self.events.append(Floors(self.cold.floors.copy(), lost=False))
 
+    def lose(self) -> None:
+        """Redis came back without its rows."""
+        self.cold.floors[:] = 0
+        self.events.append(Floors(self.cold.floors.copy(), lost=True))
+
     def act_read(self) -> None:
         if self.asked:
             number, keys = self.asked.popleft()
