@@ -8,8 +8,6 @@ A table either holds every key up to its capacity, or evicts (`evicting=True`): 
 `full`. Without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1, set before import): exact, and slow.
 """
 
-# Triton has no stubs.
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Between numpy and the device: where tables live, and copies that wait only when the result is needed on the host."""
 
-# Triton has no stubs.
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 from collections.abc import Sequence

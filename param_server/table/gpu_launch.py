@@ -4,8 +4,6 @@ The kernels of one batch run in this order: `put` (then `replace` in an evicting
 were inserted; or `claim` and `accumulate` for an add.
 """
 
-# Triton has no stubs.
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 from dataclasses import dataclass

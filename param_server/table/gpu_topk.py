@@ -5,8 +5,6 @@ The number of groups looked at twice is the number of rows wanted. Only when sco
 kept, because then the order of keys decides.
 """
 
-# Triton has no stubs.
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -16,8 +16,8 @@ becomes 0 again (`kernels_tidy.py` leaves holes). The step from bucket to bucket
 prime, so that every search can reach every bucket and full buckets do not run together.
 """
 
-# Triton compiles these functions for the types they are called with; it has no stubs.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-untyped,no-any-return"
+# Triton compiles these functions for the types they are called with.
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton

@@ -1,7 +1,7 @@
 """Triton: additions. Those to one key are made one after the other, in the order of the batch."""
 
-# Triton compiles these functions for the types they are called with; it has no stubs.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-untyped,no-any-return"
+# Triton compiles these functions for the types they are called with.
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton

@@ -7,8 +7,8 @@ L1 cache, which does not see what other multiprocessors write.
 Codes in `slots` i64: slot | state before << 56, or one of STALE, FULL, MISSING.
 """
 
-# Triton compiles these functions for the types they are called with; it has no stubs.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-untyped,no-any-return"
+# Triton compiles these functions for the types they are called with.
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton

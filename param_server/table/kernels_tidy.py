@@ -8,8 +8,8 @@ the far key leaves behind is a hole: no key, but no end of a search either, and 
 Runs alone on the stream. Who moves a word first swaps it for MOVING, so no two programs move the same one.
 """
 
-# Triton compiles these functions for the types they are called with; it has no stubs.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-untyped,no-any-return"
+# Triton compiles these functions for the types they are called with.
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton

@@ -8,8 +8,8 @@ Queries arrive as two blocks of eight whose sum is the query, so that rows of f1
 without rounding the query to f16. A row that is not live, or has no finite score, scores minus infinity.
 """
 
-# Triton compiles these functions for the types they are called with; it has no stubs.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-untyped,no-any-return"
+# Triton compiles these functions for the types they are called with.
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton

@@ -6,8 +6,8 @@ position of a key is the one that counts. `write_kernel` does everything in one 
 those that did; if there were any, `settle_kernel` writes the winners once more. No lookup runs between the two.
 """
 
-# Triton compiles these functions for the types they are called with; it has no stubs.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-untyped,no-any-return"
+# Triton compiles these functions for the types they are called with.
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton
