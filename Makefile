@@ -33,8 +33,19 @@ train: $(RELEASE)/manifest.json ## Train a release on DATA (default movielens-10
 serve: $(VENV)/.base $(RELEASE)/manifest.json ## Train once, then serve on http://localhost:8000 until Ctrl-C
 	$(BIN)/trirank up --release $(RELEASE) $(ARGS)
 
+# Tests that start a whole stack mostly wait, so the others run beside them.
+STACK_TESTS := tests/e2e tests/chaos
+OTHER_TESTS := tests/unit tests/golden tests/contract tests/integration tests/bench
+
 test: $(VENV)/.dev ## Run every test; part of it: make test ARGS=tests/unit
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	@mkdir -p $(HOME_DIR)
+	@$(BIN)/python -m pytest -p no:cacheprovider $(OTHER_TESTS) > $(HOME_DIR)/other-tests.log 2>&1 & other=$$!; \
+	$(BIN)/python -m pytest $(STACK_TESTS); stack=$$?; \
+	wait $$other; other=$$?; cat $(HOME_DIR)/other-tests.log; exit $$((stack + other))
+endif
 
 bench: $(VENV)/.dev $(RELEASE)/manifest.json ## Measure the stack beside its peers
 	$(BIN)/python -m tests.bench --release $(RELEASE) $(ARGS)

@@ -101,7 +101,8 @@ def scan(words, bucket, wanted, pending, K: tl.constexpr, ANY: tl.constexpr):
     full = pending
     for first in tl.static_range(0, LANES, 2):
         at = words + bucket[:, None] * LANES + (first + pair)[None, :]
-        line = tl.load(at, mask=pending[:, None], other=0)
+        # `!= 0`: the interpreter widens a condition that was combined with a plain number.
+        line = tl.load(at, mask=(pending != 0)[:, None], other=0)
         same = is_key(line, wanted[:, None]) if ANY else line == wanted[:, None]
         lane = tl.maximum(lane, tl.max(tl.where(same, (first + pair)[None, :], -1), 1))
         if first == LANES - 2:

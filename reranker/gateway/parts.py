@@ -7,6 +7,7 @@ also when opening stops half-way.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -19,7 +20,7 @@ from feature_service.store import FeatureStore
 from infra.clock import SystemClock
 from infra.deadline import Deadline
 from infra.directory import Announcer, DirectoryReader, Entry
-from infra.errors import TrirankError
+from infra.errors import DeadlineExceeded, TrirankError
 from infra.kafka import LogProducer, probe
 from infra.release import Release
 from infra.wire.client import WireClient
@@ -38,10 +39,14 @@ from reranker.gray.follower import Follower
 from reranker.gray.store import GrayStore
 
 MAX_PENDING_EVENTS = 10_000
+logger = logging.getLogger(__name__)
+
 # Records of impressions wait for the broker at most this long and this many; then they are dropped.
 MAX_PENDING_IMPRESSIONS = 50
 IMPRESSION_S = 5.0
 CLOSE_S = 2.0
+# A gateway that starts waits this long for tiers that are not there.
+MEET_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
         opened.push_async_callback(releases.close)
         wires, store = {"shard": base.shards, **rankers}, base.store
         entries = await opened.enter_async_context(_followed(config, rankers, releases))
+        await _met(wires)
         arms = Arms(release.manifest.name)
         name = f"gateway-{os.getpid()}-{secrets.token_hex(2)}"
         control = await opened.enter_async_context(_gray(config, arms, releases, name, entries, clock))
@@ -101,6 +107,16 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
         announcer.start()
         opened.push_async_callback(asyncio.to_thread, announcer.stop)
         yield parts
+
+
+async def _met(wires: Mapping[str, WireClient]) -> None:
+    """Give every tier a moment to be there, so that a new gateway's first answers lack nothing that is alive."""
+    deadline = Deadline.after(MEET_S)
+    for role, wire in wires.items():
+        try:
+            await wire.wait_live(deadline=deadline)
+        except DeadlineExceeded:
+            logger.warning("a gateway starts without a tier", extra={"role": role})
 
 
 @asynccontextmanager

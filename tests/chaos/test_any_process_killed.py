@@ -65,7 +65,8 @@ def _traffic(stack: RunningStack) -> Iterator[Traffic]:
     thread = threading.Thread(target=traffic.run)
     thread.start()
     try:
-        eventually(lambda: traffic.statuses[200] >= 20)
+        _not_degraded(traffic)
+        traffic.reasons.clear()
         yield traffic
     finally:
         traffic.stop()
@@ -73,9 +74,20 @@ def _traffic(stack: RunningStack) -> Iterator[Traffic]:
 
 
 def _entries(stack: RunningStack, role: str) -> list[dict[str, Any]]:
-    answer = stack.get("/v1/status")
+    """What the directory has of a role; nothing while the gateway that was asked is the one that dies."""
+    try:
+        answer = stack.get("/v1/status")
+    except OSError:
+        return []
     assert answer.status == 200, answer.body
     return [entry for entry in answer.body["processes"] if entry["role"] == role]
+
+
+def _ready(stack: RunningStack) -> bool:
+    try:
+        return stack.get("/readyz").status == 200
+    except OSError:
+        return False
 
 
 def _kill_one(stack: RunningStack, role: str) -> int:
@@ -90,7 +102,7 @@ def _whole_again(stack: RunningStack, role: str, dead: int, traffic: Traffic) ->
     eventually(
         lambda: [e for e in _entries(stack, role) if int(e["pid"]) != dead and alive(int(e["pid"]))], timeout_s=BACK_S
     )
-    eventually(lambda: stack.get("/readyz").status == 200, timeout_s=BACK_S)
+    eventually(lambda: _ready(stack), timeout_s=BACK_S)
     _not_degraded(traffic)
 
 
@@ -128,7 +140,7 @@ def test_a_killed_redis_costs_the_history_only_and_comes_back(stack: RunningStac
         dead = stack.state()["redis_pid"]
         os.kill(dead, signal.SIGKILL)
         eventually(lambda: stack.state()["redis_pid"] != dead, timeout_s=BACK_S)
-        eventually(lambda: stack.get("/readyz").status == 200, timeout_s=BACK_S)
+        eventually(lambda: _ready(stack), timeout_s=BACK_S)
         _not_degraded(traffic)
     assert set(traffic.statuses) == {200}
     assert set(traffic.reasons) <= {"history"}
@@ -146,7 +158,7 @@ def test_a_killed_broker_stops_no_request_and_feedback_is_taken_again(stack: Run
         os.kill(dead, signal.SIGKILL)
         eventually(lambda: stack.state()["kafka_pid"] != dead, timeout_s=BACK_S)
         eventually(lambda: stack.post("/v1/feedback", event).status == 202, timeout_s=BACK_S)
-        eventually(lambda: stack.get("/readyz").status == 200, timeout_s=BACK_S)
+        eventually(lambda: _ready(stack), timeout_s=BACK_S)
         # The embedded broker keeps its log in memory: the stack notices that it is gone and says so.
         eventually(lambda: stack.get("/v1/status").body["shards"][0]["log_losses"] >= 1, timeout_s=BACK_S)
     assert set(traffic.statuses) == {200}
