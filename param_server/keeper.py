@@ -19,7 +19,7 @@ from infra.clock import Clock
 from param_server import metrics
 from param_server.chain import Chain, prune
 from param_server.snapshot import LogState, Owner, Snapshot, Stored, new_id, write_snapshot
-from param_server.table import Capture, Capturing, EmbeddingTable, Export
+from param_server.table import Capture, Capturing, CapturingWhole, EmbeddingTable, Export
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,8 @@ class SnapshotKeeper:
                 capture = table.capture(base.numbers[name] if base else 0)
                 rest.append((name, capture))
                 numbers[name] = capture.number
+            elif isinstance(table, CapturingWhole):
+                rest.append((name, table.capture_all()))
             else:
                 pieces[name].append(table.export())
         snapshot = Snapshot(

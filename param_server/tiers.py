@@ -27,12 +27,34 @@ from param_server.cold import ColdRows
 from param_server.contract import F32, I64, Op
 from param_server.ferry import Lane
 from param_server.holding import Holding, TierRules
+from param_server.leaving import Departure
 from param_server.placeinlog import Orders
 from param_server.residents import Residents, merged_exports, taken
 from param_server.sketch import U8
-from param_server.table import Applied, Bool, Export, RowBatch, TopK
+from param_server.table import Applied, Bool, Capture, Export, RowBatch, TopK
 
 _RESTORE_AT_ONCE = 8192
+
+
+class TierCapture:
+    """The entries of all tiers of one moment; `table.Capture`."""
+
+    number = 0
+
+    def __init__(self, parts: list[Capture], leaving: Export) -> None:
+        self._parts = parts
+        self._leaving: Export | None = leaving
+
+    def take(self, most_rows: int) -> Export | None:
+        """The next piece of about `most_rows` entries, perhaps empty; None when everything was given out."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            return leaving
+        while self._parts:
+            if (piece := self._parts[0].take(most_rows)) is not None:
+                return piece
+            self._parts.pop(0)
+        return None
 
 
 class TieredTable:
@@ -126,14 +148,13 @@ class TieredTable:
         """Return every entry held here, those on their way down included."""
         gone = [d for d in self._holding.leaving if d.state.version >= since_version]
         held = self._residents.export(since_version)
-        if not gone:
-            return held
-        zeros = np.zeros(self.dim, np.float32)
-        keys = np.array([d.key for d in gone], np.int64)
-        versions = np.array([d.state.version for d in gone], np.uint64)
-        dead = np.array([d.state.row is None for d in gone])
-        rows = np.stack([zeros if d.state.row is None else d.state.row for d in gone])
-        return merged_exports([held, Export(keys, versions, dead, rows)])
+        return merged_exports([held, self._as_export(gone)]) if gone else held
+
+    def capture_all(self) -> TierCapture:
+        """Begin a copy of this moment, to be taken in pieces while the table changes. Ends the one before."""
+        return TierCapture(
+            [table.capture_all() for table in self._residents.tables], self._as_export(list(self._holding.leaving))
+        )
 
     def turn(self) -> None:
         """Take in what the cold tier answered, move rows between the tiers, send what is to go."""
@@ -206,6 +227,15 @@ class TieredTable:
                 **{name: n for name, n in counts.items() if name not in ("leaving", "missing")},
             },
         }
+
+    def _as_export(self, gone: list[Departure]) -> Export:
+        rows = np.zeros((len(gone), self.dim), np.float32)
+        for i, departure in enumerate(gone):
+            if departure.state.row is not None:
+                rows[i] = departure.state.row
+        keys = np.array([d.key for d in gone], np.int64)
+        versions = np.array([d.state.version for d in gone], np.uint64)
+        return Export(keys, versions, np.array([d.state.row is None for d in gone], np.bool_), rows)
 
     def _apply(self, batch: RowBatch) -> Applied:
         done = self._residents.apply(batch)

@@ -137,6 +137,15 @@ class Capture(Protocol):
 
 
 @runtime_checkable
+class CapturingWhole(Protocol):
+    """A table that can be copied without a long stop, but does not know what changed after a copy."""
+
+    def capture_all(self) -> Capture:
+        """Begin a copy of this moment. One at a time: a new one ends the one before."""
+        ...
+
+
+@runtime_checkable
 class Capturing(Protocol):
     """A table that can be copied without a long stop. One capture at a time: a new one ends the one before."""
 

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from param_server.contract import F32, I64, Op
 from param_server.eviction import PINNED, U32, Policy, gains
 from param_server.table import Applied, Bool, Export, RowBatch, TopK
 from param_server.table import kernels_cpu as kernels
 from param_server.table import kernels_evicting as evicting
+from param_server.table.evicting_capture import EvictingCapture
 from param_server.table.tier import Entries, Upserted, room_for
 
 _NO_KEYS = np.empty(0, np.int64)
@@ -41,7 +43,7 @@ class EvictingTable:
         self._versions = np.empty(capacity_rows, np.uint64)
         self._rows = np.empty((capacity_rows, dim), np.float32)
         self._scores = np.empty(capacity_rows, np.uint32)
-        self._dirty = np.empty(capacity_rows, np.uint32)
+        self._stamps = np.empty(capacity_rows, np.uint32)
         self._marks = np.zeros(capacity_rows, np.uint32)
         self._free = np.empty(capacity_rows, np.int64)
         self._n_free = 0
@@ -50,6 +52,8 @@ class EvictingTable:
         self._hand = 0
         self._mark = 0
         self._expired_to = 0
+        self._number = 1
+        self._capture: EvictingCapture | None = None
 
     @property
     def dim(self) -> int:
@@ -98,9 +102,11 @@ class EvictingTable:
             raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {self.dim}")
         adding = batch.op is Op.ADD
         refused = np.zeros(n, np.uint8)
+        if self._capture is not None:
+            self._save(self._capture, batch.keys)
         # The write loops of the plain table, told that it is full; where they stamp a change, it is dirty.
         applied, stale, _, self._live = (kernels.add if adding else kernels.assign)(
-            self._slots, self._keys, self._states, self._versions, self._rows, self._dirty, 1,
+            self._slots, self._keys, self._states, self._versions, self._rows, self._stamps, 2 * self._number + 1,
             self.capacity_rows, self._live,
             _plain(batch.keys), np.array(batch.versions, np.uint64, order="C"), _rows(batch.rows),
             batch.versioned_rows if adding else batch.op is Op.DELETE, refused,
@@ -118,22 +124,26 @@ class EvictingTable:
         if self._mark == _MOST_MARKS:
             self._marks[:] = 0
             self._mark = 1
-        refused = np.zeros(n, np.uint8)
+        refused, captured = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
         out = room_for(n, self.dim)
+        if self._capture is not None:
+            self._save(self._capture, entries.keys)
         applied, stale, n_out, self._n_free, self._used, self._live, self._hand = evicting.upsert(
-            self._slots, self._keys, self._states, self._versions, self._rows, self._scores, self._dirty, self._marks,
-            self._free, self._mark, self._n_free, self._used, self._live, self._hand,
-            *_parts(entries), force, refused, *_parts(out),
+            self._slots, self._keys, self._states, self._versions, self._rows, self._scores, self._stamps, self._marks,
+            self._free, 2 * self._number, *self._captured, self._mark, self._n_free, self._used, self._live, self._hand,
+            *_parts(entries), force, refused, captured, *_parts(out),
         )  # fmt: skip
+        self._keep(out, captured[:n_out])
         return Upserted(applied, stale, np.flatnonzero(refused), out.take(slice(0, n_out)))
 
     def remove(self, keys: I64, above: int = -1) -> Entries:
         """Take out those of keys that are held with a score greater than `above`."""
-        out = room_for(keys.size, self.dim)
+        out, captured = room_for(keys.size, self.dim), np.zeros(keys.size, np.uint8)
         n_out, self._n_free, self._live = evicting.remove(
-            self._slots, self._keys, self._states, self._versions, self._rows, self._scores, self._dirty, self._free,
-            self._n_free, self._live, _plain(keys), above, *_parts(out),
+            self._slots, self._keys, self._states, self._versions, self._rows, self._scores, self._stamps, self._free,
+            *self._captured, self._n_free, self._live, _plain(keys), above, captured, *_parts(out),
         )  # fmt: skip
+        self._keep(out, captured[:n_out])
         return out.take(slice(0, n_out))
 
     def bury(self, keys: I64) -> Entries:
@@ -174,7 +184,37 @@ class EvictingTable:
 
     def soil(self) -> None:
         """Take every row for changed."""
-        self._dirty[:] = 1
+        self._stamps |= 1
+
+    def capture_all(self) -> EvictingCapture:
+        """Begin a copy of this moment, to be taken in pieces while the table changes. Ends the one before."""
+        self._capture = EvictingCapture(self.entries_at, self._used, self._number)
+        self._number += 1
+        return self._capture
+
+    def entries_at(self, chosen: I64, limit: int = _MOST_MARKS) -> Export:
+        """Copies of the entries there that are taken and have a stamp up to `limit`."""
+        chosen = chosen[(self._states[chosen] != evicting.FREE) & (self._stamps[chosen] <= limit)]
+        dead = self._states[chosen] == kernels.TOMBSTONE
+        return Export(self._keys[chosen], self._versions[chosen], dead, self._rows[chosen])
+
+    @property
+    def _captured(self) -> tuple[int, int, int]:
+        return (0, 0, 0) if self._capture is None else self._capture.bounds
+
+    def _save(self, capture: EvictingCapture, keys: I64) -> None:
+        """Copy aside what these keys hold: they are to change."""
+        entries = np.empty(keys.size, np.int64)
+        count = evicting.about_to_change(
+            self._slots, self._keys, self._stamps, *capture.bounds, 2 * self._number, _plain(keys), entries
+        )
+        if count:
+            capture.saved.append(self.entries_at(entries[:count]))
+
+    def _keep(self, gone: Entries, captured: NDArray[np.uint8]) -> None:
+        if self._capture is not None and captured.any():
+            at = np.flatnonzero(captured)
+            self._capture.saved.append(Export(gone.keys[at], gone.versions[at], gone.tombstones[at], gone.rows[at]))
 
     def topk(self, queries: F32, k: int, exclude: Sequence[I64] = ()) -> list[TopK]:
         """Return the k live rows of greatest dot product for each query f32[q, dim]; `exclude` as in the protocol."""
@@ -197,12 +237,7 @@ class EvictingTable:
 
     def export(self, since_version: int = 0) -> Export:
         """Return copies of every entry whose version is at least `since_version`, tombstones included."""
-        held = self._states[: self._used] != evicting.FREE
-        if since_version > 0:
-            held &= self._versions[: self._used] >= since_version
-        chosen = np.flatnonzero(held)
-        dead = self._states[chosen] == kernels.TOMBSTONE
-        return Export(self._keys[chosen], self._versions[chosen], dead, self._rows[chosen])
+        return self.entries_at(np.flatnonzero(self._versions[: self._used] >= since_version))
 
 
 def _cells(capacity_rows: int) -> int:
@@ -229,6 +264,7 @@ def warm() -> None:
         np.arange(3), np.ones(3, np.uint64), np.zeros(3, np.bool_), np.ones((3, 1), np.float32),
         np.ones(3, np.uint32), np.ones(3, np.bool_),
     )  # fmt: skip
+    table.capture_all()
     for force in (True, False):
         table.upsert(some, force=force)
     for op in (Op.ASSIGN, Op.ADD):

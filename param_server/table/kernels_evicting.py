@@ -1,9 +1,12 @@
 """The compiled loops a table needs to lose rows again: visits that renew scores, upserts that evict, removal.
 
-Arrays are those of `kernels_cpu.py`, whose lookups and writes of known keys are used as they are. In addition: `scores`
-u32, `dirty` u32 (1: changed since it came from below; the `stamps` of the write loops), `marks` u32 (the upsert that
-wrote an entry, so that it cannot evict its own), and `free` i64, a stack of entries whose rows have left. An entry that
-is free has state 0. Removal moves later cells of a run back, so a probe still ends at the first empty cell.
+Arrays are those of `kernels_cpu.py`, whose lookups and writes of known keys are used as they are; `stamps` u32 are
+`2 * n + dirty`: changed after capture n - 1, and since it came from below. In addition: `scores` u32, `marks` u32 (the
+upsert that wrote an entry, so that it cannot evict its own), and `free` i64, a stack of entries whose rows have left. A
+free entry has state 0. Removal moves later cells of a run back, so a probe still ends at the first empty cell.
+
+`first`, `end` and `limit` are of a capture under way: entries in [first, end) with a stamp up to `limit` belong to it
+and must be copied before they change.
 """
 
 from __future__ import annotations
@@ -92,14 +95,14 @@ def _erase(slots: Any, keys: Any, key: Any) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def _copy_out(
-    entry: Any, at: Any, keys: Any, states: Any, versions: Any, rows: Any, scores: Any, dirty: Any,
+    entry: Any, at: Any, keys: Any, states: Any, versions: Any, rows: Any, scores: Any, stamps: Any,
     out_keys: Any, out_versions: Any, out_dead: Any, out_rows: Any, out_scores: Any, out_dirty: Any,
 ) -> None:  # fmt: skip
     out_keys[at] = keys[entry]
     out_versions[at] = versions[entry]
     out_dead[at] = states[entry] == TOMBSTONE
     out_scores[at] = scores[entry]
-    out_dirty[at] = dirty[entry] != 0
+    out_dirty[at] = stamps[entry] & 1
     for d in range(rows.shape[1]):
         out_rows[at, d] = rows[entry, d]
 
@@ -119,10 +122,10 @@ def _victim(states: Any, scores: Any, marks: Any, mark: Any, used: Any, hand: An
 
 @njit(cache=True, nogil=True)
 def upsert(
-    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, scores: Any, dirty: Any, marks: Any, free: Any,
-    mark: Any, n_free: Any, used: Any, live: Any, hand: Any,
+    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, scores: Any, stamps: Any, marks: Any, free: Any,
+    stamp: Any, first: Any, end: Any, limit: Any, mark: Any, n_free: Any, used: Any, live: Any, hand: Any,
     new_keys: Any, new_versions: Any, new_dead: Any, new_rows: Any, new_scores: Any, new_dirty: Any,
-    force: Any, refused: Any,
+    force: Any, refused: Any, out_captured: Any,
     out_keys: Any, out_versions: Any, out_dead: Any, out_rows: Any, out_scores: Any, out_dirty: Any,
 ) -> Any:  # fmt: skip
     """Write entries, newest wins; without room evict the least of a window, without `force` only a lesser one."""
@@ -142,7 +145,6 @@ def upsert(
                 stale += 1
                 continue
             scores[entry] = max(scores[entry], new_scores[i])
-            dirty[entry] = new_dirty[i]
         else:
             if n_free > 0:
                 n_free -= 1
@@ -158,8 +160,9 @@ def upsert(
                     continue
                 # The new row has all others to go before it is looked at.
                 hand = (entry + 1) % used
-                _copy_out(entry, n_out, keys, states, versions, rows, scores, dirty,
+                _copy_out(entry, n_out, keys, states, versions, rows, scores, stamps,
                           out_keys, out_versions, out_dead, out_rows, out_scores, out_dirty)  # fmt: skip
+                out_captured[n_out] = first <= entry < end and stamps[entry] <= limit
                 n_out += 1
                 live -= states[entry] == LIVE
                 _erase(slots, keys, keys[entry])
@@ -168,7 +171,7 @@ def upsert(
             keys[entry] = key
             states[entry] = FREE
             scores[entry] = new_scores[i]
-            dirty[entry] = new_dirty[i]
+        stamps[entry] = stamp + new_dirty[i]
         marks[entry] = mark
         live += np.int64(not new_dead[i]) - np.int64(states[entry] == LIVE)
         states[entry] = TOMBSTONE if new_dead[i] else LIVE
@@ -181,8 +184,8 @@ def upsert(
 
 @njit(cache=True, nogil=True)
 def remove(
-    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, scores: Any, dirty: Any, free: Any,
-    n_free: Any, live: Any, wanted: Any, above: Any,
+    slots: Any, keys: Any, states: Any, versions: Any, rows: Any, scores: Any, stamps: Any, free: Any,
+    first: Any, end: Any, limit: Any, n_free: Any, live: Any, wanted: Any, above: Any, out_captured: Any,
     out_keys: Any, out_versions: Any, out_dead: Any, out_rows: Any, out_scores: Any, out_dirty: Any,
 ) -> Any:  # fmt: skip
     """Take out the wanted keys whose score is greater than `above`."""
@@ -191,8 +194,9 @@ def remove(
         entry = _find(slots, keys, wanted[i])
         if entry < 0 or np.int64(scores[entry]) <= above:
             continue
-        _copy_out(entry, n_out, keys, states, versions, rows, scores, dirty,
+        _copy_out(entry, n_out, keys, states, versions, rows, scores, stamps,
                   out_keys, out_versions, out_dead, out_rows, out_scores, out_dirty)  # fmt: skip
+        out_captured[n_out] = first <= entry < end and stamps[entry] <= limit
         n_out += 1
         live -= states[entry] == LIVE
         _erase(slots, keys, keys[entry])
@@ -200,6 +204,21 @@ def remove(
         free[n_free] = entry
         n_free += 1
     return n_out, n_free, live
+
+
+@njit(cache=True, nogil=True)
+def about_to_change(
+    slots: Any, keys: Any, stamps: Any, first: Any, end: Any, limit: Any, stamp: Any, wanted: Any, out: Any
+) -> Any:
+    """Entries of wanted keys that belong to the capture, which from now on has them; how many."""
+    count = 0
+    for i in range(wanted.size):
+        entry = _find(slots, keys, wanted[i])
+        if first <= entry < end and stamps[entry] <= limit:
+            stamps[entry] = stamp + (stamps[entry] & 1)
+            out[count] = entry
+            count += 1
+    return count
 
 
 @njit(cache=True, nogil=True)

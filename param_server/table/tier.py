@@ -13,7 +13,7 @@ import numpy as np
 
 from param_server.contract import F32, I64, U64
 from param_server.eviction import U32
-from param_server.table import Bool, EmbeddingTable
+from param_server.table import Bool, Capture, EmbeddingTable
 
 NOTHING = np.empty(0, np.int64)
 
@@ -114,6 +114,10 @@ class TierTable(EmbeddingTable, Protocol):
 
     def pin(self, keys: I64) -> None:
         """Keep those of keys that are held."""
+        ...
+
+    def capture_all(self) -> Capture:
+        """Begin a copy of this moment, to be taken in pieces while the table changes. Ends the one before."""
         ...
 
     def soil(self) -> None:

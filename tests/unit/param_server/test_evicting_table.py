@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from param_server.contract import Op
 from param_server.eviction import Policy
-from param_server.table import RowBatch, kernels_evicting
+from param_server.table import Export, RowBatch, kernels_evicting
 from param_server.table.evicting import EvictingTable, bytes_for, rows_within, warm
 from param_server.table.tier import Entries
 
@@ -164,9 +164,52 @@ def test_nothing_is_lost_or_found_twice_whatever_comes_and_goes(
     assert set(held(table)) == model
 
 
+@settings(deadline=None, max_examples=300)
+@given(capacity=st.integers(1, 10), before=STEPS, after=STEPS, piece=st.integers(1, 4))
+def test_a_capture_is_the_table_as_it_was_whatever_happens_meanwhile(
+    capacity: int, before: list[tuple[str, list[int]]], after: list[tuple[str, list[int]]], piece: int
+) -> None:
+    table = a_table(capacity)
+    version = 0
+
+    def do(name: str, keys: list[int]) -> None:
+        nonlocal version
+        version += 1
+        at = np.array(keys, np.int64)
+        if name == "upsert":
+            table.upsert(entries(keys, [version] * len(keys), version), force=True)
+        elif name == "remove":
+            table.remove(at)
+        else:
+            rows = np.full((at.size, DIM), version, np.float32)
+            table.apply(RowBatch(Op.ASSIGN, at, np.full(at.size, version, np.uint64), rows))
+
+    for step in before:
+        do(*step)
+    expected = state_of([table.export()])
+    capture = table.capture_all()
+    pieces = []
+    for step in after:
+        do(*step)
+        pieces.append(capture.take(piece))
+    while (last := capture.take(piece)) is not None:
+        pieces.append(last)
+    got = [part for part in pieces if part is not None]
+    assert state_of(got) == expected
+    assert sum(part.keys.size for part in got) == len(expected)
+
+
+def state_of(parts: list[Export]) -> dict[int, tuple[int, float]]:
+    return {
+        int(key): (int(version), float(row[0]))
+        for part in parts
+        for key, version, row in zip(part.keys, part.versions, part.rows, strict=True)
+    }
+
+
 def test_after_warm_up_nothing_is_compiled_whatever_the_arrays_look_like() -> None:
     warm()
-    names = ("visit", "upsert", "remove", "tombstones", "below", "weakest", "set_score")
+    names = ("visit", "upsert", "remove", "about_to_change", "tombstones", "below", "weakest", "set_score")
     kernels = [getattr(kernels_evicting, name) for name in names]
     compiled = [len(kernel.signatures) for kernel in kernels]
     assert compiled == [1] * len(kernels)
@@ -174,6 +217,7 @@ def test_after_warm_up_nothing_is_compiled_whatever_the_arrays_look_like() -> No
     some = entries(list(range(10))).take(slice(0, None, 2))
     some.keys.flags.writeable = False
     table.upsert(some, force=False)
+    table.capture_all()
     table.visit(some.keys, 5)
     table.pin(some.keys[:1])
     table.apply(RowBatch(Op.DELETE, some.keys, some.versions + np.uint64(1), some.rows[:0]))

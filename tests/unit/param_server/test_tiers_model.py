@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from param_server.contract import Op
 from param_server.eviction import Policy
 from param_server.holding import TierRules
-from param_server.table import Export
+from param_server.residents import merged_exports
+from param_server.table import Capture, Export
 from tests.unit.param_server.tiered import (
     ColdDict,
     FakeClock,
@@ -71,6 +72,7 @@ class World:
 
     def start(self) -> None:
         self.run = self.run % 4 + 1
+        self.copying: tuple[int, Capture, list[Export]] | None = None
         self.lane = ManualLane(self.cold)
         self.table = tiered(*self.sizes, self.lane, self.rules, self.clock)
         self.position = self.snapshot[0] if self.snapshot else 0
@@ -113,8 +115,21 @@ class World:
             else:
                 assert row == [9.0, 9.0]
 
+    def copy(self) -> None:
+        """One piece more of the snapshot, while everything changes."""
+        if self.copying is not None:
+            position, capture, pieces = self.copying
+            piece = capture.take(1)
+            if piece is not None:
+                pieces.append(piece)
+            else:
+                whole = merged_exports(pieces)
+                assert np.unique(whole.keys).size == whole.keys.size
+                self.snapshot, self.copying = (position, whole), None
+
     def do(self, step: tuple[Any, ...]) -> None:
         name = step[0]
+        self.copy()
         if name == "apply":
             self.apply(*step[1:])
         elif name == "lookup":
@@ -127,7 +142,7 @@ class World:
             self.table.fetch(np.array([1, 3, 6]))
         elif name == "snapshot":
             if not self.table.unsettled:
-                self.snapshot = (self.position, self.table.export())
+                self.copying = (self.position, self.table.capture_all(), [])
         elif name == "crash":
             self.start()
         else:
