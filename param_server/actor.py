@@ -144,11 +144,12 @@ def _config(settings: Settings, redis_url: str, kafka: str, index: int, side: st
         snapshots=Keeping(settings.snapshot_interval_s, settings.snapshot_keep, settings.snapshot_deltas),
         table_headroom=settings.table_headroom,
         table_min_capacity_rows=settings.table_min_capacity_rows,
-        tiers=_tiering(settings, redis_url),
+        tiers=tiering_of(settings, redis_url),
     )
 
 
-def _tiering(settings: Settings, redis_url: str) -> Tiering | None:
+def tiering_of(settings: Settings, redis_url: str) -> Tiering | None:
+    """The tiers of a shard with these settings; None where every row is held."""
     if settings.tier_hot_bytes is None:
         return None
     return Tiering(

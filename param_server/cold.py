@@ -137,6 +137,12 @@ class ColdStore:
         self._id = bytes(identity or b"")
         return self._id.decode()
 
+    def evicts(self) -> bool:
+        """Whether Redis drops keys when it is full: then rows vanish from the cold tier without a word."""
+        with redis_errors():
+            memory: Any = self._redis.info("memory")
+        return bool(memory.get("maxmemory")) and memory.get("maxmemory_policy") != "noeviction"
+
     def floors(self, table_id: int) -> U64:
         """Greatest version ever written, by bucket: u64[N_FLOORS]."""
         with redis_errors():

@@ -169,6 +169,8 @@ class Ferry:
         if lost:
             self.losses += 1
             logger.error("the cold tier has lost its rows; those that are still held here will be written again")
+        if self._store.evicts():
+            logger.error("Redis drops rows of the cold tier when it is full: set maxmemory-policy noeviction")
         # Set first: who adds a lane, or finds Redis away, from now on has it met again.
         self._met = True
         lanes = self._lanes

@@ -88,6 +88,11 @@ class Follower:
             self._caught_up_us = self._clock.now_us()
 
     @property
+    def complete(self) -> bool:
+        """Whether no update is known to be lost."""
+        return self._losses == 0 and self._truncations == 0
+
+    @property
     def progress(self) -> Mapping[int, Progress]:
         """How far each partition is applied; it moves."""
         return self._progress
@@ -123,7 +128,7 @@ class Follower:
             "log_epoch": max((at.log_epoch for at in self._progress.values()), default=0),
             "log_losses": self._losses,
             "log_truncations": self._truncations,
-            "complete": self._losses == 0 and self._truncations == 0,
+            "complete": self.complete,
             "dead_letters_pending": self.letters.pending,
             "dead_letters_skipped": self.letters.skipped,
             "counters": dict(self._counts),

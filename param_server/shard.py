@@ -83,7 +83,9 @@ class Shard:
         self._producer = LogProducer(config.bootstrap)
         self._observed_s = 0.0
         self._tables: dict[int, Mapping[int, EmbeddingTable] | None] = {}
-        self._tiers = self._make_tiers(folder)
+        self._tiers = (
+            Tiers(config.tiers, folder, release.manifest.generation, self._place, self._clock) if config.tiers else None
+        )
         self._restored: Restored
         self._generation: Generation
         self._follower: Follower
@@ -195,7 +197,7 @@ class Shard:
                 "restored_from": self._restored.source,
                 "refused": self._restored.refused,
             },
-            **({"tiers": self._tiers.health()} if self._tiers is not None else {}),
+            **(self._tiers.health_of_shard(follower.complete) if self._tiers is not None else {}),
         }
 
     def _answer(self, request: Request) -> Reply | TrirankError:
@@ -251,13 +253,6 @@ class Shard:
             min_capacity_rows=config.table_min_capacity_rows,
             tiers=self._tiers,
         )
-
-    def _make_tiers(self, folder: Path) -> Tiers | None:
-        config = self._config
-        if config.tiers is None:
-            return None
-        number = self._release.manifest.generation
-        return Tiers(config.tiers, folder, number, config.index, config.n_shards, config.n_partitions, self._clock)
 
     def _owner(self, generation: Generation) -> Owner:
         return Owner(

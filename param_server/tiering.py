@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from infra.clock import Clock
 from infra.errors import RedisUnavailable
 from param_server import metrics
 from param_server.cold import ColdRows, ColdStore
+from param_server.coldnote import ColdNote
 from param_server.contract import I64, U64, TableSpec
 from param_server.ferry import Ferry
 from param_server.holding import TierRules
@@ -53,26 +53,25 @@ class Tiering:
     hot_list_interval_s: float = 5.0
 
 
-class ColdId(msgspec.Struct):
-    """Which data in Redis this shard wrote to, and how often such data was lost; kept beside the snapshots."""
+class Place(Protocol):
+    """Which part of the key space a shard owns; see `generation.py`."""
 
-    id: str = ""
-    losses: int = 0
+    @property
+    def index(self) -> int: ...
+    @property
+    def n_shards(self) -> int: ...
+    @property
+    def n_partitions(self) -> int: ...
 
 
 class Tiers:
     """For one shard. `start` before the tables are filled, `serve` when they are, `turn` between batches."""
 
-    def __init__(
-        self, config: Tiering, folder: Path, generation: int, index: int, n_shards: int, n_partitions: int, clock: Clock
-    ) -> None:
+    def __init__(self, config: Tiering, folder: Path, generation: int, place: Place, clock: Clock) -> None:
         self._config = config
-        self._note = folder / "cold-id.json"
-        self._index = index
-        self._n_shards = n_shards
-        self._n_partitions = n_partitions
+        self._note = ColdNote(folder / "cold-id.json")
+        self._place = place
         self._clock = clock
-        self._cold_id = ColdId()
         self._store = ColdStore(config.redis_url, f"{config.stack}:c:{generation}") if config.redis_url else None
         self._wake: Callable[[], None] = _nobody
         self._ferry: Ferry | None = None
@@ -88,15 +87,14 @@ class Tiers:
         """Compile what lookups will call; begin to look for Redis, which may be away."""
         warm()
         if self._store is not None:
-            self._cold_id = self._read_note()
-            self._ferry = Ferry(self._store, lambda: self._wake(), self._cold_id.id)
+            self._ferry = Ferry(self._store, lambda: self._wake(), self._note.read().id)
             self._ferry.start()
 
     def stop(self) -> None:
         """End the threads. Rows on their way down are in the last snapshot."""
         if self._ferry is not None:
-            self._keep_note(self._ferry)
             self._ferry.stop()
+            self._note.keep(self._ferry.known_id, self._ferry.take_losses())
 
     def tables(self, specs: Mapping[str, TableSpec]) -> dict[str, EmbeddingTable]:
         """Empty tables; those made before are no longer served."""
@@ -113,7 +111,7 @@ class Tiers:
 
     def follow(self, progress: Mapping[int, Progress]) -> None:
         """Take order from these positions, which move."""
-        orders = partial(_orders, progress, self._n_partitions)
+        orders = partial(_orders, progress, self._place.n_partitions)
         for table in self._ids.values():
             table.follow(orders)
 
@@ -139,7 +137,7 @@ class Tiers:
         if self._ferry is not None and now_s >= self._next_s:
             ready = len(self._warm_ups) == len(self._ids) and all(w.state == "warm" for w in self._warm_ups.values())
             self._next_s = now_s + (self._config.hot_list_interval_s if ready else _RETRY_S)
-            self._keep_note(self._ferry)
+            self._note.keep(self._ferry.known_id, self._ferry.take_losses())
             if ready:
                 self._write_lists(self._ferry)
             else:
@@ -162,12 +160,16 @@ class Tiers:
         return {
             "cold": ferry is not None,
             "cold_connected": ferry is not None and ferry.connected,
-            "cold_losses": self._cold_id.losses,
+            "cold_losses": self._note.now.losses,
             "cold_damaged_rows": self._store.damaged if self._store is not None else 0,
             "lists_written": self._lists_written,
             "warm": ferry is None or all(w["state"] == "warm" for w in warm_ups.values()),
             "tables": {name: {**table.health(), "warm_up": warm_ups[name]} for name, table in self._names.items()},
         }
+
+    def health_of_shard(self, complete: bool) -> dict[str, Any]:
+        """What the tiers add to the health of a shard: a cold tier that lost its rows makes it incomplete."""
+        return {"complete": complete and self._note.now.losses == 0, "tiers": self.health()}
 
     def observe(self) -> None:
         """Bring the metrics up to date."""
@@ -183,7 +185,7 @@ class Tiers:
                 for label, count in now.items():
                     counter.labels(label).inc(count - told.get(label, 0))
                 told.update(now)
-        metrics.TIER_LEAVING.labels(str(self._index)).set(sum(table.leaving for table in self._ids.values()))
+        metrics.TIER_LEAVING.labels(str(self._place.index)).set(sum(table.leaving for table in self._ids.values()))
 
     def _tiered(self, spec: TableSpec, hot_bytes: int, warm_bytes: int) -> TieredTable:
         rules = self._config.rules
@@ -208,7 +210,7 @@ class Tiers:
 
     def _take_list(self, table_id: int, table: TieredTable, lists: list[bytes]) -> None:
         keys, counts = decode_lists(lists, self._config.hot_list_rows)
-        mine = shard_of(keys, self._n_partitions, self._n_shards) == self._index
+        mine = shard_of(keys, self._place.n_partitions, self._place.n_shards) == self._place.index
         table.seed(keys[mine], as_bytes(counts[mine]))
         self._warm_ups[table_id] = WarmUp(table, keys[mine][: table.capacity_rows])
 
@@ -232,7 +234,7 @@ class Tiers:
         for table_id, table in self._ids.items():
             self._lists_written += 1
             value = encode_list(*table.hottest(self._config.hot_list_rows))
-            ferry.post(partial(_put_hot, table_id, self._index, self._n_shards, value))
+            ferry.post(partial(_put_hot, table_id, self._place.index, self._place.n_shards, value))
 
     def _read_cold(self, table_id: int, dim: int, keys: I64) -> ColdRows:
         while True:
@@ -247,22 +249,6 @@ class Tiers:
     def _pause(self) -> None:
         if self._ferry is not None:
             self._ferry.wait(_WAIT_S)
-
-    def _read_note(self) -> ColdId:
-        try:
-            return msgspec.json.decode(self._note.read_bytes(), type=ColdId)
-        except (OSError, msgspec.DecodeError):
-            return ColdId()
-
-    def _keep_note(self, ferry: Ferry) -> None:
-        losses = self._cold_id.losses + ferry.take_losses()
-        if ferry.known_id and (ferry.known_id, losses) != (self._cold_id.id, self._cold_id.losses):
-            self._cold_id = ColdId(ferry.known_id, losses)
-            try:
-                self._note.parent.mkdir(parents=True, exist_ok=True)
-                self._note.write_bytes(msgspec.json.encode(self._cold_id))
-            except OSError as error:
-                logger.warning("the cold tier's id could not be kept", extra={"error": error})
 
 
 def shares(budget_bytes: int, wants: Mapping[str, int]) -> dict[str, int]:

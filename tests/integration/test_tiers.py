@@ -242,6 +242,7 @@ def test_redis_that_lost_its_rows_is_noticed_and_what_is_held_is_written_again(
         redis.restart()
         lost = next(key for key in range(N_ITEMS) if key not in held)
         eventually(lambda: [values(caller, [lost])] and tiers_of(caller)["cold_losses"] == 1)
+        assert not caller.health()["complete"]
         assert len(values(caller, held)) == len(held)
 
 

@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.clock import SystemClock
+from infra.settings import Settings
+from param_server.actor import tiering_of
+from param_server.coldnote import ColdId, ColdNote
 from param_server.contract import TableSpec
+from param_server.generation import Place
 from param_server.table.cpu import CpuTable
 from param_server.table.evicting import bytes_for
 from param_server.tiering import Tiering, Tiers, shares
@@ -37,7 +41,7 @@ def spec(name: str, table_id: int, capacity_rows: int) -> TableSpec:
 
 def test_small_tables_stay_plain_and_a_large_one_gets_the_rest(tmp_path: Path) -> None:
     config = Tiering(hot_bytes=bytes_for(300, 4), warm_bytes=bytes_for(100, 4))
-    tiers = Tiers(config, tmp_path, 1, 0, 1, 8, SystemClock())
+    tiers = Tiers(config, tmp_path, 1, Place(0, 1, 8), SystemClock())
     tables = tiers.tables({"bucket": spec("bucket", 2, 50), "item": spec("item", 4, 10_000)})
     assert isinstance(tables["bucket"], CpuTable)
     item = tables["item"]
@@ -50,7 +54,7 @@ def test_small_tables_stay_plain_and_a_large_one_gets_the_rest(tmp_path: Path) -
 
 
 def test_order_is_the_position_of_the_partition_a_key_belongs_to(tmp_path: Path) -> None:
-    tiers = Tiers(Tiering(hot_bytes=2000), tmp_path, 1, 0, 1, 1, SystemClock())
+    tiers = Tiers(Tiering(hot_bytes=2000), tmp_path, 1, Place(0, 1, 1), SystemClock())
     table = tiers.tables({"item": spec("item", 4, 10_000)})["item"]
     assert isinstance(table, TieredTable)
     progress = {0: Progress(offset=5, log_epoch=2)}
@@ -59,3 +63,30 @@ def test_order_is_the_position_of_the_partition_a_key_belongs_to(tmp_path: Path)
     assert orders(np.array([1])).tolist() == [log_version(5, 2)]
     progress[0].offset = 6
     assert orders(np.array([1])).tolist() == [log_version(6, 2)]
+
+
+def test_settings_reach_the_tiers_and_without_a_budget_there_are_none() -> None:
+    assert tiering_of(Settings(), "redis://here") is None
+    settings = Settings(tier_hot_bytes=1 << 30, tier_eviction="lru", tier_admission=2, tier_new_keys="cold_only")
+    tiering = tiering_of(settings, "redis://here")
+    assert tiering is not None
+    assert (tiering.hot_bytes, tiering.redis_url, tiering.stack) == (1 << 30, "redis://here", "trirank")
+    rules = tiering.rules
+    assert (rules.policy.kind, rules.admission_threshold, rules.new_keys) == ("lru", 2, "cold_only")
+    off = tiering_of(Settings(tier_hot_bytes=1 << 30, tier_cold=False), "redis://here")
+    assert off is not None
+    assert off.redis_url is None
+
+
+def test_the_note_of_the_cold_tier_outlives_the_process_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "cold-id.json"
+    note = ColdNote(file)
+    assert note.read() == ColdId()
+    note.keep("", 0)
+    assert not file.exists()
+    note.keep("abc", 0)
+    note.keep("def", 1)
+    note.keep("", 0)
+    assert ColdNote(file).read() == ColdId("def", 1)
+    file.write_bytes(b"{")
+    assert ColdNote(file).read() == ColdId()
