@@ -11,6 +11,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.running_stack import RunningStack, trirank
 
+# Before anything imports Triton: without an NVIDIA driver its kernels run in the interpreter.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Speed is no property: a loaded machine must not fail a test.
 settings.register_profile("trirank", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trirank")
