@@ -171,10 +171,10 @@ def test_redis_killed_loses_no_event_and_counts_none_twice(feedback: Feedback) -
             pid = feedback.redis.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
+    eventually(lambda: feedback.loop.health()["failures"] > 0)
     feedback.redis.restart()
     eventually(lambda: feedback.histories.counts() == {"click": 100})
     assert feedback.history("u") == [key_of(ITEM, str(i)) for i in range(50, 100)]
-    assert feedback.loop.health()["failures"] > 0
 
 
 def test_a_broker_that_lost_its_log_is_counted_and_later_events_arrive(feedback: Feedback) -> None:
