@@ -17,8 +17,8 @@ from edge_ranker.recorded import recorded_inputs
 from edge_ranker.verify import Role, verify, warm_up
 from feature_service.schema import schema_of
 from infra.directory import Announcer, Entry
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.rank import RankHandler
-from infra.engine.run import OnnxEngine
 from infra.errors import PeerGone
 from infra.garbage import settle
 from infra.release import Release, read_release

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_service.recorded import RecordedFeatures, recorded_features
-from infra.engine.run import OnnxEngine
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.release import RecordedRequest, Release
 
 F32 = NDArray[np.float32]

@@ -25,7 +25,7 @@ from feature_service.recorded import RecordedFeatures
 from feature_service.timeline import Timeline
 from infra.clock import Clock
 from infra.engine.export import export_ranker
-from infra.engine.run import OnnxEngine
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.errors import ReleaseRefused
 from infra.release import Item, RecordedRequest, Release, User, write_release
 from reranker.evaluate import Trial

@@ -21,8 +21,8 @@ from feature_service.schema import schema_of
 from feature_service.store import HistoryWriter
 from infra.directory import Announcer, Entry
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.rank import RankHandler
-from infra.engine.run import OnnxEngine
 from infra.errors import RemoteFailure, TrirankError
 from infra.release import Release
 from infra.wire.messages import Hello, Reply, Request

@@ -23,17 +23,18 @@ METHOD = "rank"
 MAX_ROWS = 1024
 
 
-class Engine(Protocol):
-    """What runs one padded batch: see `infra.engine.run.OnnxEngine`."""
+class Runner(Protocol):
+    """The part of an engine that answers requests."""
 
-    def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32: ...
+    def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32:
+        """See `infra.engine.run.Engine`."""
 
 
 class RankHandler:
     """Answers `rank` requests of one release with one engine."""
 
     def __init__(
-        self, engine: Engine, release: str, *, token_dim: int, user_dim: int, max_rows: int = MAX_ROWS
+        self, engine: Runner, release: str, *, token_dim: int, user_dim: int, max_rows: int = MAX_ROWS
     ) -> None:
         self._engine = engine
         self._release = release

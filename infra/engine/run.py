@@ -1,70 +1,55 @@
-"""One exported model, run on the CPU by ONNX Runtime.
+"""What an engine is: one executable form of one ranker, and the errors it may raise.
 
-Refuses a model whose inputs or output are not those of a ranker, and scores that are not numbers: a caller never sees
-NaN. Invariant: one `run` uses `threads` threads and no more, so that replicas of a small machine do not fight.
+Every engine keeps this contract, whatever runs it; `infra.engine.choose` picks among them at start and
+`infra.engine.chain` goes from one to the next while requests go on. Imports nothing that executes models. Invariant:
+a caller of `run` never sees a score that is not a number.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from infra.errors import Permanent, ReleaseRefused
+from infra.errors import Permanent
 
 F32 = NDArray[np.float32]
 INPUT_NAMES = ("hist", "target", "mask", "user")
+
+
+class EngineUnavailable(Permanent):
+    """This machine cannot run this engine: no driver, package not installed, file absent or damaged, another GPU.
+    Action: take the next one."""
 
 
 class NonFiniteScores(Permanent):
     """The model gave NaN or an infinity. Action: answer without this stage."""
 
 
-class OnnxEngine:
-    """A ranker model: `run` maps one padded batch to logits. Loaded by `load()`, or by the first `run`."""
-
-    def __init__(self, path: Path | str, threads: int = 1) -> None:
-        self._path = Path(path)
-        self._threads = threads
-        self._session: ort.InferenceSession | None = None
-        self._inputs: tuple[str, ...] = ()
+class Engine(Protocol):
+    """One ranker, ready to run after `load()`; used by one thread at a time."""
 
     @property
     def kind(self) -> str:
-        """The value of the `engine` label."""
-        return "onnxruntime-cpu"
+        """The value of the `engine` label: "tensorrt", "tensorrt-rtx", "cuda-graph", "aotinductor",
+        "onnxruntime-cpu" or "torch-cpu"."""
+
+    @property
+    def precision(self) -> str:
+        """ "fp32", "fp16" or "int8"."""
 
     def load(self) -> None:
-        """Read and optimise the model. Raises ReleaseRefused when it is no ranker."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        try:
-            session = ort.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ReleaseRefused(f"{self._path}: ONNX Runtime cannot load it: {error}") from error
-        names = tuple(i.name for i in session.get_inputs())
-        if not set(names) <= set(INPUT_NAMES) or "target" not in names or len(session.get_outputs()) != 1:
-            raise ReleaseRefused(f"{self._path}: inputs {names} are not those of a ranker {INPUT_NAMES}")
-        self._session, self._inputs = session, names
+        """Get ready to run. Raises EngineUnavailable, or ReleaseRefused when the file is no ranker."""
 
     def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32:
-        """Logits f32[B, N] of hist [B, L, T], target [B, N, T], mask [B, L], user [B, U].
+        """Logits f32[B, N] of hist f32[B, L, T], target f32[B, N, T], mask f32[B, L] (1 = real), user f32[B, U].
 
-        Raises NonFiniteScores; shapes that the model does not take raise Permanent.
+        Raises NonFiniteScores; shapes that the engine does not take, and everything else, raise Permanent.
         """
-        if self._session is None:
-            self.load()
-        given = {"hist": hist, "target": target, "mask": mask, "user": user}
-        try:
-            scores = self._session.run(None, {name: given[name] for name in self._inputs})[0]  # type: ignore[union-attr]
-        except Exception as error:
-            raise Permanent(f"{self._path.name}: {error}") from error
-        logits = np.asarray(scores, np.float32).reshape(target.shape[:2])
-        if not np.isfinite(logits).all():
-            raise NonFiniteScores(f"{self._path.name}: scores are not finite")
-        return logits
+
+    def close(self) -> None:
+        """Give back what `load` took; harmless before it and after another `close`."""
+
+    def memory_bytes(self) -> int:
+        """Memory that weights and buffers take, host and device together; 0 before `load`."""

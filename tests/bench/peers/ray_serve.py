@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 
 from feature_service.schema import ModelInputs, recall_query
 from infra.engine.batch import Features, pad, unpad
-from infra.engine.run import OnnxEngine
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.release import read_release
 from tests.bench.peers.answers import Answer, Answers, Ask, Stopwatch, UserKind
 from tests.bench.peers.features import RERANK_DEPTH, PeerFeatures, best_first, user_kind

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from edge_ranker.model import EdgeMLP
-from infra.engine.run import OnnxEngine
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.release import Release
 from reranker.model import BST
 

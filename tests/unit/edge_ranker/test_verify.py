@@ -7,8 +7,8 @@ import pytest
 from edge_ranker.rank_server import MAX_SOCKET_PATH, RankServer, RankServerConfig, bind_address
 from edge_ranker.recorded import recorded_inputs
 from edge_ranker.verify import Role, verify, warm_up
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.rank import RankHandler
-from infra.engine.run import OnnxEngine
 from infra.errors import PeerGone, ReleaseRefused
 from infra.release import Release
 from tests.tiny_release import SCHEMA, write_tiny_release

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.engine.batch import MAX_WASTE, Features, check_features, group, pad, unpad
-from infra.engine.run import NonFiniteScores, OnnxEngine
+from infra.engine.onnx_cpu import OnnxEngine
+from infra.engine.run import NonFiniteScores
 from infra.errors import InvalidInput, Permanent, ReleaseRefused
 from tests.onnx_models import write_ranker
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from edge_ranker.model import EdgeMLP
 from infra.engine.export import OPSET, export_ranker
-from infra.engine.run import INPUT_NAMES, OnnxEngine
+from infra.engine.onnx_cpu import OnnxEngine
+from infra.engine.run import INPUT_NAMES
 from infra.errors import ReleaseRefused
 from reranker.model import BST
 

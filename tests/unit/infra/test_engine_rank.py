@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.rank import RankHandler
-from infra.engine.run import NonFiniteScores, OnnxEngine
+from infra.engine.run import NonFiniteScores
 from infra.errors import InvalidInput, Permanent
 from infra.wire.messages import Reply, Request
 from tests.onnx_models import write_ranker
