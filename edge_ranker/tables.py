@@ -7,7 +7,8 @@ training user fell into get the mean bucket row, since somebody new may well fal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feature_service.dataset import Known
 from feature_service.hashing import ATTRIBUTE, CATEGORY, ITEM, USER, bucket_of, keys_of
 from feature_service.schema import CANDIDATE_GAP, TABLE_IDS, FeatureSchema
-from feature_service.timeline import Timeline
 from infra.release import TableRows
 
 I64 = NDArray[np.int64]
@@ -28,34 +29,64 @@ _USER_SPREAD = 0.01
 # Beyond this many rows a dense gradient costs more than the step it is for. More than `samples.RECALL_SAMPLE`: the
 # exact recall loss touches every item.
 SPARSE_FROM_ROWS = 100_000
+# Tables that may be so large. All others are small or take part in every batch as a whole.
+SPARSE_TABLES = ("item", "user")
+
+
+class Log(Protocol):
+    """What tables need to know of a log: who and what it speaks of, and who and what occurs in the training period."""
+
+    @property
+    def dataset(self) -> Known: ...
+
+    def item_counts(self) -> I64: ...
+
+    def trained_users(self) -> BOOL: ...
 
 
 class Tables(nn.Module):
     """Parameters of all tables, addressed by the row numbers of the dataset."""
 
-    def __init__(self, schema: FeatureSchema, timeline: Timeline, *, sparse_from_rows: int = SPARSE_FROM_ROWS) -> None:
+    item_row: Tensor
+    user_row: Tensor
+    bucket_row: Tensor
+    item_categories: Tensor
+    item_category_weights: Tensor
+    user_attributes: Tensor
+    user_attribute_weights: Tensor
+
+    def __init__(
+        self,
+        schema: FeatureSchema,
+        log: Log,
+        *,
+        sparse_from_rows: int = SPARSE_FROM_ROWS,
+        sparse: Collection[str] | None = None,
+    ) -> None:
+        """`sparse` names the tables with sparse gradients; None: those of `sparse_from_rows` rows or more."""
         super().__init__()
-        data = timeline.dataset
+        data = log.dataset
         self.schema = schema
-        self.trained_items: I64 = np.flatnonzero(timeline.item_counts())
-        self.trained_users: BOOL = timeline.trained_users()
+        self.trained_items: I64 = np.flatnonzero(log.item_counts())
+        self.trained_users: BOOL = log.trained_users()
         self.item_names = [data.item_ids[i] for i in self.trained_items]
         self.user_names = [data.user_ids[u] for u in np.flatnonzero(self.trained_users)]
         self.buckets: I64 = np.array([bucket_of(u, schema.n_user_buckets) for u in data.user_ids], np.int64)
         self.categories = sorted({c for facts in data.facts for c in facts.categories})
         self.attributes = sorted({f"{k}={v}" for known in data.attributes for k, v in known.items()})
-        self._index(timeline)
+        self._index(data)
         self.item = _rows(self.trained_items.size, schema.item_dim, _TOKEN_SPREAD)
         self.category = _rows(len(self.categories), schema.category_dim, _TOKEN_SPREAD, self.has_category_row)
         self.gap = _rows(schema.n_gaps, schema.gap_dim, _TOKEN_SPREAD)
         self.user = _rows(len(self.user_names), schema.user_dim, _USER_SPREAD)
         self.user_bucket = _rows(schema.n_user_buckets, schema.user_dim, _USER_SPREAD)
         self.user_attribute = _rows(len(self.attributes), schema.user_dim, _USER_SPREAD, self.has_attribute_row)
-        self.sparse = [p for p in (self.item, self.user) if p.shape[0] >= sparse_from_rows]
+        if sparse is None:
+            sparse = [name for name in SPARSE_TABLES if getattr(self, name).shape[0] >= sparse_from_rows]
+        self.sparse: list[nn.Parameter] = [getattr(self, name) for name in sparse]
 
-    def _index(self, timeline: Timeline) -> None:
+    def _index(self, data: Known) -> None:
         """Where each item and user of the dataset finds its rows; one past the end means: no row."""
-        data = timeline.dataset
         item_row = np.full(len(data.item_ids), self.trained_items.size, np.int64)
         item_row[self.trained_items] = np.arange(self.trained_items.size)
         user_row = np.where(self.trained_users, np.cumsum(self.trained_users) - 1, 0)
@@ -65,11 +96,18 @@ class Tables(nn.Module):
         of_users = _padded([[attribute_number[f"{k}={v}"] for k, v in a.items()] for a in data.attributes])
         self.has_category_row = _occurring(of_items, self.trained_items, len(self.categories))
         self.has_attribute_row = _occurring(of_users, np.flatnonzero(self.trained_users), len(self.attributes))
-        self.item_row = torch.from_numpy(item_row)
-        self.user_row = torch.from_numpy(user_row)
-        self.bucket_row = torch.from_numpy(self.buckets)
-        self.item_categories, self.item_category_weights = of_items
-        self.user_attributes, self.user_attribute_weights = of_users
+        indices = {
+            "item_row": torch.from_numpy(item_row),
+            "user_row": torch.from_numpy(user_row),
+            "bucket_row": torch.from_numpy(self.buckets),
+            "item_categories": of_items[0],
+            "item_category_weights": of_items[1],
+            "user_attributes": of_users[0],
+            "user_attribute_weights": of_users[1],
+        }
+        # Buffers, so that they follow the rows to another device; not part of the state, the log gives them again.
+        for name, index in indices.items():
+            self.register_buffer(name, index, persistent=False)
 
     def tokens(self, items: Tensor) -> Tensor:
         """`item row | mean of its category rows` f32[M, item_dim + category_dim] of any item numbers i64[M]."""
@@ -92,7 +130,7 @@ class Tables(nn.Module):
     def finish(self) -> None:
         """After training: give buckets without training users the mean bucket row."""
         met = torch.zeros(self.user_bucket.shape[0], dtype=torch.bool)
-        met[self.bucket_row[torch.from_numpy(self.trained_users)]] = True
+        met[torch.from_numpy(self.buckets[self.trained_users])] = True
         self.user_bucket[~met] = self.user_bucket[met].mean(dim=0)
 
     def release_tables(self) -> dict[str, tuple[int, TableRows]]:
@@ -109,7 +147,7 @@ class Tables(nn.Module):
         kept = {"category": category, "user_attribute": attribute}
         tables = {}
         for name, table_id in TABLE_IDS.items():
-            rows = getattr(self, name).detach().numpy()
+            rows = getattr(self, name).detach().cpu().numpy()
             rows = np.ascontiguousarray(rows[kept[name]] if name in kept else rows, np.float32)
             # Somebody anonymous has no bucket of his own: the default stands for all of them.
             mean = name in ("item", "user_bucket")
@@ -153,5 +191,5 @@ def _occurring(padded: tuple[Tensor, Tensor], rows: I64, n: int) -> BOOL:
 def _pool(table: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of rows, f32[M, dim]; zeros where there are none."""
     if numbers.shape[1] == 0 or table.shape[0] == 0:
-        return torch.zeros(numbers.shape[0], table.shape[1])
+        return torch.zeros(numbers.shape[0], table.shape[1], device=table.device)
     return functional.embedding_bag(numbers, table, per_sample_weights=weights, mode="sum")

@@ -33,25 +33,31 @@ class ItemFacts:
     categories: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """Interactions i64[n] as row numbers into `user_ids` and `item_ids`, with times in microseconds since 1970.
-
-    `first` i64[n_users + 1]: interactions of user u are rows first[u]..first[u + 1]. `events` are the names that occur.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Who and what a log speaks of, in the order of their row numbers; `events` are the names that occur."""
 
     name: str
     user_ids: list[str]
     item_ids: list[str]
     facts: list[ItemFacts]
     attributes: list[dict[str, str]]
+    events: tuple[str, ...]
+    fingerprint: str
+    licence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset(Known):
+    """Interactions i64[n] as row numbers into `user_ids` and `item_ids`, with times in microseconds since 1970.
+
+    `first` i64[n_users + 1]: interactions of user u are rows first[u]..first[u + 1].
+    """
+
     user: I64
     item: I64
     ts_us: I64
     first: I64
-    events: tuple[str, ...]
-    fingerprint: str
-    licence: str = ""
 
     @property
     def n_events(self) -> int:

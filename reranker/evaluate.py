@@ -18,7 +18,7 @@ from edge_ranker.samples import make_batch
 from feature_service.negatives import KINDS, Kind, Negatives
 from feature_service.schema import FeatureSchema
 from feature_service.timeline import Timeline
-from reranker.fit import Rankers
+from reranker.rankers import Rankers
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

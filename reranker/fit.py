@@ -4,8 +4,7 @@ One step encodes a batch once and minimises three losses: the edge MLP's, the BS
 the validation stretch (the newest part of the training period, held out) is kept.
 Two threads compute the gradients of half a step each, on one core each. Torch's own threads meet at the end of every
 small operation, which costs half the time on an idle machine and nearly all of it on a busy one.
-Refuses nothing; randomness and progress come in as arguments. Invariant: `rank_logits` here, and the released models
-over `feature_service.schema.assemble`, are the same function.
+Refuses nothing; randomness and progress come in as arguments.
 """
 
 from __future__ import annotations
@@ -14,82 +13,17 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from edge_ranker.model import EdgeMLP
 from edge_ranker.samples import Batch, Samples
-from edge_ranker.tables import Tables
-from edge_ranker.train import Encoded, edge_logits, encode, ranking_loss, recall_loss
-from reranker.model import BST
+from reranker.rankers import Rankers
+from reranker.recipe import Recipe
 
 # Batches per step, each in a thread of its own; fixed, so that every machine computes the same.
 PARTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Numbers of the fit; chosen on the validation stretch of MovieLens-100K. `batch_size` is that of one part."""
-
-    batch_size: int = 128
-    learning_rate: float = 6e-3
-    warm_up_share: float = 0.15
-    weight_decay: float = 0.1
-    negatives_per_kind: int = 2
-    bucket_share: float = 0.5
-    recall_weight: float = 1.0
-    # About this many samples are seen, whatever the size of the log, within these bounds on the passes.
-    samples: int = 340_000
-    max_passes: int = 40
-
-    def passes(self, n_events: int) -> int:
-        """Passes over a training period of `n_events`."""
-        return max(1, min(self.max_passes, round(self.samples / n_events)))
-
-
-class Rankers(nn.Module):
-    """Tables and both models."""
-
-    def __init__(self, tables: Tables) -> None:
-        super().__init__()
-        schema = tables.schema
-        self.tables = tables
-        self.edge = EdgeMLP(schema.token_dim, schema.user_dim)
-        self.rerank = BST(schema.token_dim, schema.user_dim)
-
-    def encode(self, batch: Batch) -> Encoded:
-        """What all losses share."""
-        return encode(self.tables, batch)
-
-    def edge_logits(self, encoded: Encoded) -> Tensor:
-        """Edge logits f32[B, N]."""
-        return edge_logits(self.edge, encoded)
-
-    def rank_logits(self, batch: Batch, encoded: Encoded) -> Tensor:
-        """BST logits f32[B, N].
-
-        Keys and values are linear in the token, and a token is `item | category | gap`: they are made once per
-        distinct item and once per gap, then added up.
-        """
-        weight, bias = self.rerank.key_value.weight, self.rerank.key_value.bias
-        split = encoded.tokens.shape[1]
-        of_items = functional.linear(encoded.tokens, weight[:, :split], bias)
-        of_gaps = functional.linear(self.tables.gap, weight[:, split:])
-        key_value = functional.embedding(batch.hist, of_items) + functional.embedding(batch.gaps, of_gaps)
-        return self.rerank.score(key_value, encoded.target, batch.mask, encoded.user)
-
-    def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses of edge ranker, reranker and recall."""
-        encoded = self.encode(batch)
-        return (
-            ranking_loss(self.edge_logits(encoded), batch),
-            ranking_loss(self.rank_logits(batch, encoded), batch),
-            recall_loss(self.tables, batch, encoded),
-        )
 
 
 def fit(

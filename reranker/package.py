@@ -27,10 +27,10 @@ from infra.clock import Clock
 from infra.engine.export import export_ranker
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.errors import ReleaseRefused
-from infra.release import Item, RecordedRequest, Release, User, write_release
+from infra.release import Item, RecordedRequest, Release, Role, User, write_release
 from reranker.evaluate import Trial
-from reranker.fit import Rankers
 from reranker.offline import OfflineScorer
+from reranker.rankers import Rankers
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -58,7 +58,7 @@ def package_release(
     tables = rankers.tables.release_tables()
     catalogue = _catalogue(timeline)
     with tempfile.TemporaryDirectory() as folder:
-        models = {"edge": Path(folder) / "mlp.onnx", "rerank": Path(folder) / "bst.onnx"}
+        models: dict[Role, Path] = {"edge": Path(folder) / "mlp.onnx", "rerank": Path(folder) / "bst.onnx"}
         export_difference = {
             "edge": export_ranker(rankers.edge, models["edge"], token_dim=schema.token_dim, user_dim=schema.user_dim),
             "rerank": export_ranker(
@@ -80,7 +80,7 @@ def package_release(
             schema=asdict(schema),
             schema_fingerprint=schema.fingerprint(),
             tables=tables,
-            models=models,
+            models={role: {"fp32": file} for role, file in models.items()},
             catalogue=catalogue,
             users=_users(timeline, schema.max_history),
             requests=requests,

@@ -38,8 +38,10 @@ from reranker.evaluate import (
     spread_over_users,
     validation_auc,
 )
-from reranker.fit import Rankers, Recipe, fit, steps_per_pass
+from reranker.fit import fit, steps_per_pass
 from reranker.package import package_release
+from reranker.rankers import Rankers
+from reranker.recipe import Recipe
 
 I64 = NDArray[np.int64]
 
