@@ -2,7 +2,8 @@
 
     manifest.json                 name, generation, schema, tables, models, report, sha256 of every other file
     tables/<table>.safetensors    keys i64[n], rows f32[n, dim], versions u64[n], default_row f32[dim]
-    edge/mlp.fp32.onnx            rerank/bst.fp32.onnx
+    edge/mlp.<precision>.onnx     rerank/bst.<precision>.onnx; fp32 always, others where they passed the quality gate
+    edge/mlp.scales.json          rerank/bst.scales.json; the scales of the INT8 graphs, where there are any
     catalogue.msgpack             what is known of each item, most popular first
     users.msgpack                 attributes and histories at the end of the training period
     requests.msgpack              recorded requests with the scores the trained models gave them
@@ -18,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -29,11 +30,29 @@ from infra.errors import ReleaseRefused
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-EDGE_MODEL = "edge/mlp.fp32.onnx"
-RERANK_MODEL = "rerank/bst.fp32.onnx"
+Role = Literal["edge", "rerank"]
+# int8: INT8 over FP16, for GPUs; int8-cpu: INT8 over FP32, for ONNX Runtime.
+Precision = Literal["fp32", "fp16", "int8", "int8-cpu"]
+ROLES: tuple[Role, ...] = get_args(Role)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_STEM: dict[Role, str] = {"edge": "edge/mlp", "rerank": "rerank/bst"}
 CATALOGUE = "catalogue.msgpack"
 USERS = "users.msgpack"
 REQUESTS = "requests.msgpack"
+
+
+def model_file(role: Role, precision: Precision) -> str:
+    """Where a release keeps this model."""
+    return f"{_STEM[role]}.{precision}.onnx"
+
+
+def scales_file(role: Role) -> str:
+    """Where a release keeps the scales of this model's INT8 graphs."""
+    return f"{_STEM[role]}.scales.json"
+
+
+EDGE_MODEL = model_file("edge", "fp32")
+RERANK_MODEL = model_file("rerank", "fp32")
 _FIXED = (EDGE_MODEL, RERANK_MODEL, CATALOGUE, USERS, REQUESTS)
 
 
@@ -115,13 +134,24 @@ class Release:
 
     @property
     def edge_model(self) -> Path:
-        """ONNX file of the edge MLP."""
+        """ONNX file of the edge MLP in FP32."""
         return self.path / EDGE_MODEL
 
     @property
     def rerank_model(self) -> Path:
-        """ONNX file of the reranker."""
+        """ONNX file of the reranker in FP32."""
         return self.path / RERANK_MODEL
+
+    def model(self, role: Role, precision: Precision = "fp32") -> Path | None:
+        """ONNX file of a model; None when the release has none of this precision: it failed the quality gate
+        (`manifest.report["precision"]` says why) or the release was made before there were any."""
+        name = self.manifest.models[role].get(precision)
+        return None if name is None else self.path / name
+
+    def scales(self, role: Role) -> Path | None:
+        """The scales of this model's INT8 graphs."""
+        name = scales_file(role)
+        return self.path / name if name in self.manifest.files else None
 
     def table(self, name: str) -> TableRows:
         """Rows of one table."""
@@ -150,7 +180,8 @@ def write_release(
     schema: Mapping[str, Any],
     schema_fingerprint: str,
     tables: Mapping[str, tuple[int, TableRows]],
-    models: Mapping[str, Path],
+    models: Mapping[Role, Mapping[Precision, Path]],
+    scales: Mapping[Role, Path] | None = None,
     catalogue: Iterable[Item],
     users: Iterable[User],
     requests: Iterable[RecordedRequest],
@@ -158,27 +189,28 @@ def write_release(
     made_with: Mapping[str, Any],
 ) -> Release:
     """Write a release next to `path`, then move it there in one step. `tables` maps a name to (table_id, rows);
-    `models` maps "edge" and "rerank" to ONNX files. Raises ReleaseRefused when `path` exists already."""
+    `models` gives the ONNX files of both rankers, FP32 among them, `scales` those of their INT8 graphs. Raises
+    ReleaseRefused when `path` exists already or a ranker has no FP32 model."""
     if path.exists():
         raise ReleaseRefused(f"{path} exists already; a release is never overwritten: choose another name")
+    for role in ROLES:
+        if "fp32" not in models.get(role, {}):
+            raise ReleaseRefused(f"{path}: there is no FP32 model of {role}; a release needs one")
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     for folder in ("tables", "edge", "rerank"):
         (draft / folder).mkdir(parents=True)
-    for table, (_, rows) in tables.items():
-        save_file(
-            {
-                "keys": rows.keys,
-                "rows": rows.rows,
-                "versions": rows.versions,
-                "default_row": rows.default_row,
-            },
-            draft / f"tables/{table}.safetensors",
-        )
-    shutil.copyfile(models["edge"], draft / EDGE_MODEL)
-    shutil.copyfile(models["rerank"], draft / RERANK_MODEL)
     for target, content in ((CATALOGUE, catalogue), (USERS, users), (REQUESTS, requests)):
         (draft / target).write_bytes(msgspec.msgpack.encode(list(content)))
+    for table, (_, rows) in tables.items():
+        _write_table(draft / f"tables/{table}.safetensors", rows)
+        # safetensors writes for its owner alone; the files of a release are as readable as any other.
+        shutil.copymode(draft / CATALOGUE, draft / f"tables/{table}.safetensors")
+    for role, by_precision in models.items():
+        for precision, file in by_precision.items():
+            shutil.copyfile(file, draft / model_file(role, precision))
+    for role, file in (scales or {}).items():
+        shutil.copyfile(file, draft / scales_file(role))
     files = {str(f.relative_to(draft)): _sha256(f) for f in sorted(draft.rglob("*")) if f.is_file()}
     entries = [
         TableEntry(t, table_id, rows.rows.shape[1], "f32", rows.keys.size, files[f"tables/{t}.safetensors"])
@@ -194,7 +226,7 @@ def write_release(
         schema=dict(schema),
         schema_fingerprint=schema_fingerprint,
         tables=entries,
-        models={"edge": {"fp32": EDGE_MODEL}, "rerank": {"fp32": RERANK_MODEL}},
+        models={role: {p: model_file(role, p) for p in PRECISIONS if p in models[role]} for role in ROLES},
         report=dict(report),
         made_with=dict(made_with),
         files=files,
@@ -221,7 +253,9 @@ def read_release(path: Path, *, verify_files: bool = True) -> Release:
         raise ReleaseRefused(f"{path}/{MANIFEST}: {error}") from error
     if manifest.format != FORMAT:
         raise ReleaseRefused(f"{path}: format {manifest.format}, this version reads {FORMAT}")
-    wanted = {*_FIXED, *(f"tables/{t.name}.safetensors" for t in manifest.tables)}
+    _check_models(path, manifest)
+    models = (name for by_precision in manifest.models.values() for name in by_precision.values())
+    wanted = {*_FIXED, *models, *(f"tables/{t.name}.safetensors" for t in manifest.tables)}
     if unlisted := wanted - manifest.files.keys():
         raise ReleaseRefused(f"{path}: the manifest lists no checksum for {sorted(unlisted)[0]}")
     for name, digest in manifest.files.items() if verify_files else ():
@@ -231,6 +265,24 @@ def read_release(path: Path, *, verify_files: bool = True) -> Release:
         if _sha256(file) != digest:
             raise ReleaseRefused(f"{path}: {name} is damaged (its sha256 differs from the manifest's)")
     return Release(path, manifest)
+
+
+def _check_models(path: Path, manifest: Manifest) -> None:
+    """Raises ReleaseRefused unless the models map names files where this version keeps them."""
+    if manifest.models.keys() != set(ROLES):
+        raise ReleaseRefused(f"{path}: models of {sorted(manifest.models)}, there must be those of {sorted(ROLES)}")
+    for role in ROLES:
+        known = {precision: model_file(role, precision) for precision in PRECISIONS}
+        for precision, name in manifest.models[role].items():
+            if (precision, name) not in known.items():
+                raise ReleaseRefused(
+                    f"{path}: {role} has {precision!r} in {name!r}; this version knows {', '.join(PRECISIONS)}, "
+                    f"{known['fp32']!r} and so on"
+                )
+
+
+def _write_table(file: Path, rows: TableRows) -> None:
+    save_file({"keys": rows.keys, "rows": rows.rows, "versions": rows.versions, "default_row": rows.default_row}, file)
 
 
 def _sha256(path: Path) -> str:

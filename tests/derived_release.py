@@ -8,15 +8,19 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from infra.release import Item, RecordedRequest, Release, User, write_release
+from infra.release import PRECISIONS, ROLES, Item, RecordedRequest, Release, User, write_release
 
 
 def derived_release(release: Release, out: Path, *, broken: bool = False) -> Release:
     """The release as `out`, named after the folder. `broken`: its reranker scores NaN, which no recorded one tells."""
-    reranker = release.rerank_model
+    models = {
+        role: {precision: file for precision in PRECISIONS if (file := release.model(role, precision))}
+        for role in ROLES
+    }
     if broken:
         reranker = out.parent / f"{out.name}.onnx"
         _write_broken(release.rerank_model, reranker)
+        models["rerank"] = {"fp32": reranker}
     manifest = release.manifest
     requests: Iterable[RecordedRequest] = () if broken else release.requests()
     users: list[User] = release.users()
@@ -29,7 +33,8 @@ def derived_release(release: Release, out: Path, *, broken: bool = False) -> Rel
         schema=manifest.schema,
         schema_fingerprint=manifest.schema_fingerprint,
         tables={table.name: (table.table_id, release.table(table.name)) for table in manifest.tables},
-        models={"edge": release.edge_model, "rerank": reranker},
+        models=models,
+        scales={role: file for role in ROLES if (file := release.scales(role)) and not broken},
         catalogue=catalogue,
         users=users,
         requests=requests,

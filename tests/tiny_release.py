@@ -10,7 +10,7 @@ import numpy as np
 
 from feature_service.hashing import ATTRIBUTE, CATEGORY, ITEM, USER, bucket_of, key_of, keys_of
 from feature_service.schema import TABLE_IDS, FeatureSchema, gap_indices, gap_keys
-from infra.release import Item, RecordedRequest, Release, TableRows, User, write_release
+from infra.release import Item, Precision, RecordedRequest, Release, Role, TableRows, User, write_release
 from tests.onnx_models import write_ranker
 
 SCHEMA = FeatureSchema(n_user_buckets=4, max_history=10)
@@ -50,11 +50,11 @@ def tables() -> dict[str, TableRows]:
 def write_tiny_release(path: Path, *, name: str = "tiny", wrong_by: float = 0.0, poison: bool = False) -> Release:
     """Write it; the recorded logits are off by `wrong_by`. With `poison`, a candidate whose item row begins with a
     number above 100 scores NaN."""
-    models = {}
-    for stage, scale in (("edge", 1.0), ("rerank", 3.0)):
-        models[stage] = write_ranker(
-            path.parent / f"{stage}.onnx", SCHEMA.token_dim, SCHEMA.user_dim, scale=scale, poison=poison
-        )
+    models: dict[Role, dict[Precision, Path]] = {}
+    scales: tuple[tuple[Role, float], ...] = (("edge", 1.0), ("rerank", 3.0))
+    for stage, scale in scales:
+        file = path.parent / f"{stage}.onnx"
+        models[stage] = {"fp32": write_ranker(file, SCHEMA.token_dim, SCHEMA.user_dim, scale=scale, poison=poison)}
     return write_release(
         path,
         name=name,

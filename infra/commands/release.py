@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from infra.commands import gray
+from infra.commands.build import build
 from infra.release import read_release
 
 app = typer.Typer(help="Verify and show release directories; start and steer a gray release.", no_args_is_help=True)
@@ -32,6 +33,7 @@ def show(directory: Directory) -> None:
 
 
 for name, command in (
+    ("build", build),
     ("start", gray.start),
     ("status", gray.status),
     ("watch", gray.watch),

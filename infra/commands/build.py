@@ -1,0 +1,67 @@
+"""`trirank release build`: the engines of a release, made ahead of time for the machines that will serve it.
+
+Engines are derived from the release and lie beside it, never inside. Refuses a target nobody builds. One target's
+failure does not keep the others from being built; the exit status tells.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.errors import InvalidInput, TrirankError
+from infra.release import Release, read_release
+
+# (release, target, engine folder, builder or None for the target's usual one) -> files written.
+Build = Callable[[Release, str, Path, str | None], list[Path]]
+# target -> "module:function" of type Build; imported only when that target is built.
+TARGETS: dict[str, str] = {}
+
+
+def engine_folder(release: Path) -> Path:
+    """Where the engines of a release lie unless a setting says otherwise."""
+    return release.with_name(f"{release.name}.engines")
+
+
+def build(
+    directory: Annotated[Path, typer.Argument(help="Release directory.")],
+    targets: Annotated[str, typer.Option(help="Machines to build for, separated by commas.")],
+    builder: Annotated[str | None, typer.Option(help="What builds (default: what the target usually takes).")] = None,
+    engines: Annotated[Path | None, typer.Option(help="Engine folder (default: RELEASE.engines).")] = None,
+) -> None:
+    """Build the engines of a release for the machines that will serve it; exit status 2 when one cannot be built."""
+    release = read_release(directory)
+    folder = engines or engine_folder(directory.resolve())
+    failed = 0
+    for target, make in [(target, _build_of(target)) for target in _names(targets)]:
+        try:
+            files = make(release, target, folder, builder)
+        except TrirankError as error:
+            print(f"{target}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        for file in files:
+            print(f"{target}: {file} ({file.stat().st_size:,} bytes)")
+    if failed:
+        raise typer.Exit(2)
+
+
+def _names(targets: str) -> list[str]:
+    names = [name.strip() for name in targets.split(",") if name.strip()]
+    if not names:
+        raise InvalidInput("targets", "names no target")
+    return list(dict.fromkeys(names))
+
+
+def _build_of(target: str) -> Build:
+    if target not in TARGETS:
+        known = f"there are {', '.join(sorted(TARGETS))}" if TARGETS else "this version builds for none"
+        raise InvalidInput("targets", f"{target!r} is no target; {known}")
+    module, _, function = TARGETS[target].partition(":")
+    made: Build = getattr(importlib.import_module(module), function)
+    return made
