@@ -1,8 +1,8 @@
 """The release's models as PyTorch modules: the classes they were trained as, with weights read from the ONNX files.
 
-The exporter transposes weights and drops their names, but keeps the order of operations. So the modules that have
-weights are listed in the order in which a forward pass calls them, and paired with the nodes of the graph that have
-constant weights. Refuses a pairing that does not give the graph's own logits.
+The exporter keeps the names of weights, except of those it transposes; of these it keeps the order of operations. So the
+modules that have weights without a name in the graph are listed in the order in which a forward pass calls them, and
+paired with the nodes whose constant weights have other names. Refuses a pairing that does not give the graph's logits.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ def _load(model: M, path: Path, token_dim: int, user_dim: int) -> M:
     )
     graph = onnx.load(path).graph
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    parameters = dict(model.named_parameters())
+    named = {id(parameter) for name, parameter in parameters.items() if name in constants}
+    transposed = constants.keys() - parameters.keys()
     for kind, operators in _WITH_WEIGHTS.items():
-        nodes = [n for n in graph.node if n.op_type in operators and n.input[1] in constants]
-        calls = _calls(model, kind, inputs)
+        nodes = [n for n in graph.node if n.op_type in operators and n.input[1] in transposed]
+        calls = [m for m in _calls(model, kind, inputs) if id(m.weight) not in named]
         if len(nodes) != len(calls):
             raise ValueError(f"{path}: {len(nodes)} nodes with weights for {len(calls)} calls of {kind.__name__}")
         for module, node in zip(calls, nodes, strict=True):
             _assign(module, node, constants)
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         if name in constants:
             parameter.copy_(torch.from_numpy(constants[name].copy()))
     expected = OnnxEngine(path).run(*(tensor.numpy() for tensor in inputs))
