@@ -76,7 +76,8 @@ class Pipeline:
         """Keys, bucket, attributes and history; without Redis, what the request itself says."""
         deadline = query.budget.deadline("features")
         with trail.timed("features"):
-            await self._registry.learn(query.candidate_keys, deadline)
+            if query.candidates is not None:
+                await self._registry.learn(query.candidate_keys, deadline)
             user = await self._resolver.resolve(query.user_id, query.context, deadline)
         if user.degraded:
             trail.degrade("history")
