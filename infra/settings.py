@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
+from infra.engine.names import check_names
 from infra.errors import ConfigurationError
 
 PREFIX = "TRIRANK_"
 # Variables with our prefix that are not settings.
 _NOT_SETTINGS = frozenset({"TRIRANK_CONFIG"})
+
+
+def _engines(given: object) -> object:
+    """Names separated by commas, or a list of them."""
+    names = [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
+    return check_names(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else names
+
+
+Engines = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_engines)]
 
 
 class Settings(BaseSettings):
@@ -48,6 +59,12 @@ class Settings(BaseSettings):
     gateways: int = Field(default=2, ge=1, le=64, description="Gateway processes on the one port.")
     edge_replicas: int = Field(default=1, ge=1, le=64, description="Edge ranker replicas.")
     rerank_replicas: int = Field(default=1, ge=1, le=64, description="Reranker replicas.")
+    engines: Path | None = Field(default=None, description="Folder of built engines (default: RELEASE.engines).")
+    edge_engines: Engines = Field(
+        default=(),
+        description="Engines an edge replica tries, in order: `kind` or `kind:precision`; none is automatic.",
+    )
+    rerank_engines: Engines = Field(default=(), description="The same for a rerank replica.")
     recall_k: int = Field(default=500, ge=1, le=2000, description="Candidates recalled when a request brings none.")
     rerank_depth: int = Field(default=100, ge=1, le=512, description="Candidates the reranker sees.")
     deadline_ms: float = Field(default=100.0, gt=0, le=60000, description="Deadline of a request that names none.")

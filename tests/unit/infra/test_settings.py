@@ -53,8 +53,18 @@ def test_a_config_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPa
         ({"deadline_ms": -1}, "deadline_ms"),
         ({"stack": "Not A Name"}, "stack"),
         ({"shards": 9, "partitions": 8}, "partitions"),
+        ({"edge_engines": ["tensort"]}, "edge_engines.*no engine 'tensort'"),
+        ({"rerank_engines": "torch-cpu:int8"}, "rerank_engines.*no precision 'int8'"),
+        ({"rerank_engines": 3}, "rerank_engines"),
     ],
 )
 def test_an_impossible_value_is_refused_by_key(given: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigurationError, match=key):
         load_settings(**given)
+
+
+def test_engines_are_named_in_a_list_or_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIRANK_EDGE_ENGINES", "onnxruntime-cpu:fp32, torch-cpu")
+    settings = load_settings(rerank_engines=["aotinductor"])
+    assert settings.edge_engines == ("onnxruntime-cpu:fp32", "torch-cpu")
+    assert settings.rerank_engines == ("aotinductor",)
