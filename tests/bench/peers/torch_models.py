@@ -1,7 +1,7 @@
 """The release's models as PyTorch modules: the classes they were trained as, with weights read from the ONNX files.
 
-The exporter keeps the names of weights, except of those it transposes; of these it keeps the order of operations. So the
-modules that have weights without a name in the graph are listed in the order in which a forward pass calls them, and
+The exporter keeps the names of weights, except of those it transposes; of these it keeps the order of operations. So
+the modules whose weights have no name in the graph are listed in the order in which a forward pass calls them, and
 paired with the nodes whose constant weights have other names. Refuses a pairing that does not give the graph's logits.
 """
 
