@@ -1,19 +1,23 @@
 """Training samples in numpy: an event, the history before it, and items the user has not touched.
 
 A share of the samples sees the bucket instead of the user's own row, which is how bucket rows are learnt.
-Refuses nothing; randomness comes in as an argument. Invariant: column 0 of `candidates` is the item that was taken.
+Refuses nothing; randomness comes in as an argument. Invariants: column 0 of `candidates` is the item that was taken;
+a batch depends on the seed, the pass and its place in the pass alone, so that any worker can make any batch and a fit
+that was interrupted goes on with the batch it would have had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feature_service.interactions import Interactions
 from feature_service.negatives import KINDS, Negatives
 from feature_service.schema import FeatureSchema
 from feature_service.timeline import Timeline
@@ -42,12 +46,43 @@ class Batch:
     weight: Tensor
     recall_sample: Tensor | None = None
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; from pinned memory the copies do not wait."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory; the data loader's pinning thread calls this."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Batch(**{name: None if tensor is None else change(tensor) for name, tensor in tensors.items()})
+
+
+class BatchSource(Protocol):
+    """Passes over a training period, batch by batch."""
+
+    @property
+    def n_batches(self) -> int:
+        """Batches in one pass; the few events that fill no batch wait for the next pass."""
+        ...
+
+    def batches(self, number: int, start: int, stop: int, step: int) -> Iterator[Batch]:
+        """Every `step`-th batch of pass `number`, from place `start` to before `stop`."""
+        ...
+
 
 def make_batch(
-    timeline: Timeline, schema: FeatureSchema, events: I64, candidates: I64, as_bucket: BOOL, valid: BOOL | None = None
+    log: Timeline | Interactions,
+    schema: FeatureSchema,
+    events: I64,
+    candidates: I64,
+    as_bucket: BOOL,
+    valid: BOOL | None = None,
 ) -> Batch:
     """The batch for event numbers i64[B] and item numbers i64[B, N]."""
-    histories = timeline.histories(schema, events)
+    log = log.dataset.interactions if isinstance(log, Timeline) else log
+    histories = log.histories(schema, events)
     both = np.concatenate((histories.items, candidates), axis=1)
     items, position = np.unique(both, return_inverse=True)
     position = position.reshape(both.shape)
@@ -59,14 +94,56 @@ def make_batch(
         gaps=torch.from_numpy(histories.gaps),
         mask=torch.from_numpy(histories.mask),
         candidates=torch.from_numpy(np.ascontiguousarray(position[:, length:])),
-        users=torch.from_numpy(timeline.dataset.user[events]),
+        users=torch.from_numpy(log.user[events].astype(np.int64, copy=False)),
         as_bucket=torch.from_numpy(as_bucket),
         weight=torch.from_numpy(weight),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SampleMaker:
+    """How events become samples. `n_rows` is the number of items with a row."""
+
+    schema: FeatureSchema
+    negatives_per_kind: int
+    bucket_share: float
+    n_rows: int
+
+    def batch(self, log: Interactions, negatives: Negatives, events: I64, rng: np.random.Generator) -> Batch:
+        """The samples of event numbers i64[B]."""
+        users = log.user[events].astype(np.int64, copy=False)
+        candidates = [log.item[events].astype(np.int64, copy=False)[:, None]]
+        valid = [np.ones((events.size, 1), np.bool_)]
+        for kind in KINDS:
+            drawn, usable = negatives.draw(rng, users, self.negatives_per_kind, kind)
+            candidates.append(drawn)
+            valid.append(usable)
+        as_bucket = rng.random(events.size) < self.bucket_share
+        batch = make_batch(
+            log, self.schema, events, np.concatenate(candidates, axis=1), as_bucket, np.concatenate(valid, axis=1)
+        )
+        if self.n_rows <= RECALL_SAMPLE:
+            return batch
+        return replace(batch, recall_sample=torch.from_numpy(rng.integers(0, self.n_rows, RECALL_SAMPLE)))
+
+
+class Draws:
+    """The generator of everything random in the batches of one fit, each found by its place."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def order(self, number: int, *place: int) -> np.random.Generator:
+        """For the order of events in pass `number`; `place` is the part of the log, when it has parts."""
+        return np.random.default_rng((self._seed, number, 0, *place))
+
+    def batch(self, number: int, position: int, lane: int = 0) -> np.random.Generator:
+        """For the batch at one position of pass `number`, of one of several lanes."""
+        return np.random.default_rng((self._seed, number, 1, position, lane))
+
+
 class Samples:
-    """One pass after another over the training events, in a new order each time."""
+    """One pass after another over training events in memory, in a new order each time."""
 
     def __init__(
         self,
@@ -80,16 +157,14 @@ class Samples:
         bucket_share: float,
     ) -> None:
         data = timeline.dataset
-        self._timeline = timeline
-        self._schema = schema
+        self._log = data.interactions
         self._events = events
-        self._rng = rng
+        self._draws = Draws(int(rng.integers(2**62)))
         self._batch_size = min(batch_size, max(1, events.size // 2))
-        self._per_kind = negatives_per_kind
-        self._bucket_share = bucket_share
         counts = np.bincount(data.item[events], minlength=len(data.item_ids))
-        self._n_rows = int((counts > 0).sum())
+        self._maker = SampleMaker(schema, negatives_per_kind, bucket_share, int((counts > 0).sum()))
         self._negatives = Negatives(counts, data.user[events], data.item[events])
+        self._passes = 0
 
     @property
     def n_batches(self) -> int:
@@ -97,28 +172,13 @@ class Samples:
         return self._events.size // self._batch_size
 
     def one_pass(self) -> Iterator[Batch]:
-        """All batches of one pass."""
-        order = self._rng.permutation(self._events)
-        for start in range(0, self.n_batches * self._batch_size, self._batch_size):
-            yield self._batch(order[start : start + self._batch_size])
+        """All batches of the next pass."""
+        self._passes += 1
+        return self.batches(self._passes - 1, 0, self.n_batches, 1)
 
-    def _batch(self, events: I64) -> Batch:
-        data = self._timeline.dataset
-        users = data.user[events]
-        candidates, valid = [data.item[events][:, None]], [np.ones((events.size, 1), np.bool_)]
-        for kind in KINDS:
-            drawn, usable = self._negatives.draw(self._rng, users, self._per_kind, kind)
-            candidates.append(drawn)
-            valid.append(usable)
-        as_bucket = self._rng.random(events.size) < self._bucket_share
-        batch = make_batch(
-            self._timeline,
-            self._schema,
-            events,
-            np.concatenate(candidates, axis=1),
-            as_bucket,
-            np.concatenate(valid, axis=1),
-        )
-        if self._n_rows <= RECALL_SAMPLE:
-            return batch
-        return replace(batch, recall_sample=torch.from_numpy(self._rng.integers(0, self._n_rows, RECALL_SAMPLE)))
+    def batches(self, number: int, start: int, stop: int, step: int) -> Iterator[Batch]:
+        """Every `step`-th batch of pass `number`, from place `start` to before `stop`."""
+        order = self._draws.order(number).permutation(self._events)
+        for position in range(start, stop, step):
+            events = order[position * self._batch_size : (position + 1) * self._batch_size]
+            yield self._maker.batch(self._log, self._negatives, events, self._draws.batch(number, position))

@@ -6,7 +6,9 @@ after it. Invariant: what is encoded here equals what `feature_service.schema` a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from torch.nn import functional
 from edge_ranker.model import EdgeMLP
 from edge_ranker.samples import Batch
 from edge_ranker.tables import Tables
+
+# How histories are pooled: by EmbeddingBag, or token by token and averaged.
+Pooling = Literal["bag", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +34,13 @@ class Encoded:
     query: Tensor
 
 
-def encode(tables: Tables, batch: Batch) -> Encoded:
-    """Look up and pool; history tokens are never laid out one by one, which is most of the speed."""
+def encode(tables: Tables, batch: Batch, pooling: Pooling = "bag") -> Encoded:
+    """Look up and pool; with `bag`, history tokens are never laid out one by one, which is most of the speed."""
     tokens = tables.tokens(batch.items)
     share = batch.mask / batch.mask.sum(dim=1, keepdim=True).clamp(min=1.0)
-    pooled_tokens = functional.embedding_bag(batch.hist, tokens, per_sample_weights=share, mode="sum")
-    pooled_gaps = functional.embedding_bag(batch.gaps, tables.gap, per_sample_weights=share, mode="sum")
+    pool = _pool_bag if pooling == "bag" else _pool_mean
+    pooled_tokens = pool(tokens, batch.hist, share)
+    pooled_gaps = pool(tables.gap, batch.gaps, share)
     own = functional.embedding(batch.candidates, tokens)
     gap = tables.target_gap().expand(*batch.candidates.shape, -1)
     user = tables.users(batch.users, batch.as_bucket)
@@ -47,6 +53,14 @@ def encode(tables: Tables, batch: Batch) -> Encoded:
     )
 
 
+def _pool_bag(rows: Tensor, numbers: Tensor, share: Tensor) -> Tensor:
+    return functional.embedding_bag(numbers, rows, per_sample_weights=share, mode="sum")
+
+
+def _pool_mean(rows: Tensor, numbers: Tensor, share: Tensor) -> Tensor:
+    return (functional.embedding(numbers, rows) * share.unsqueeze(2)).sum(dim=1)
+
+
 def edge_logits(model: EdgeMLP, encoded: Encoded) -> Tensor:
     """Logits f32[B, N]."""
     return model.score(encoded.pooled, encoded.target, encoded.user)
@@ -54,6 +68,8 @@ def edge_logits(model: EdgeMLP, encoded: Encoded) -> Tensor:
 
 def ranking_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy of "taken or not" over the candidates that are any; column 0 was taken."""
+    # Losses in full precision, whatever the models computed in.
+    logits = logits.float()
     labels = torch.zeros_like(logits)
     labels[:, 0] = 1.0
     total = functional.binary_cross_entropy_with_logits(logits, labels, weight=batch.weight, reduction="sum")
@@ -69,10 +85,10 @@ def recall_loss(tables: Tables, batch: Batch, encoded: Encoded) -> Tensor:
     n_items = tables.item.shape[0]
     sample = batch.recall_sample
     if sample is None:
-        return functional.cross_entropy(encoded.query @ tables.item.T, taken)
+        return functional.cross_entropy((encoded.query @ tables.item.T).float(), taken)
     sparse = tables.is_sparse(tables.item)
-    others = encoded.query @ functional.embedding(sample, tables.item, sparse=sparse).T
-    others = others + torch.log(torch.tensor(n_items / sample.shape[0]))
+    others = (encoded.query @ functional.embedding(sample, tables.item, sparse=sparse).T).float()
+    others = others + math.log(n_items / sample.shape[0])
     others = others.masked_fill(sample.unsqueeze(0) == taken.unsqueeze(1), -torch.inf)
     own = (encoded.query * functional.embedding(taken, tables.item, sparse=sparse)).sum(dim=1, keepdim=True)
     return functional.cross_entropy(torch.cat((own, others), dim=1), torch.zeros_like(taken))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_service.interactions import Interactions
 from infra.errors import InvalidInput
 
 I64 = NDArray[np.int64]
@@ -63,6 +64,11 @@ class Dataset(Known):
     def n_events(self) -> int:
         """Number of interactions."""
         return int(self.user.size)
+
+    @property
+    def interactions(self) -> Interactions:
+        """The interactions alone."""
+        return Interactions(self.user, self.item, self.ts_us, self.first)
 
 
 def load_dataset(data: str, cache: Path) -> Dataset:

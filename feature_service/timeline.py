@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_service.dataset import Dataset
-from feature_service.schema import CANDIDATE_GAP, FeatureSchema
+from feature_service.interactions import Histories
+from feature_service.schema import FeatureSchema
 from infra.errors import InvalidInput
 
-F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 BOOL = NDArray[np.bool_]
 
@@ -27,48 +27,38 @@ MIN_TRAIN_ITEMS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Histories:
-    """For B events: item row numbers i64[B, L] (0 where masked), gaps i64[B, L], mask f32[B, L]; oldest first, real
-    ones at the end."""
+class Occurring:
+    """What occurs in a training period: events per item i64[n_items], and whether a user does, bool[n_users]."""
 
     items: I64
-    gaps: I64
-    mask: F32
+    users: BOOL
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A dataset and its cut. `train` i64[n] and `test` i64[m] are event numbers in ascending order."""
+    """A dataset and its cut. `train` i64[n] and `test` i64[m] are event numbers in ascending order. `occurring` is
+    given where the dataset holds only some users of a larger log: the counts of all of it."""
 
     dataset: Dataset
     test_from_us: int
     train: I64
     test: I64
-
-    def n_before(self, events: I64) -> I64:
-        """Events of the same user before each of `events`, i64[B]."""
-        return events - self.dataset.first[self.dataset.user[events]]
+    occurring: Occurring | None = None
 
     def histories(self, schema: FeatureSchema, events: I64) -> Histories:
-        """What preceded each of `events`; the same gaps as `schema.gap_indices` gives for one history."""
-        data, length = self.dataset, schema.max_history
-        steps = np.arange(-length, 0)
-        rows = events[:, None] + steps
-        real = steps >= -self.n_before(events)[:, None]
-        rows = np.where(real, rows, 0)
-        newest = data.ts_us[np.maximum(events - 1, 0)]
-        age_s = (newest[:, None] - data.ts_us[rows]) / 1e6
-        gaps = np.searchsorted(np.asarray(schema.gap_bounds_s), age_s, side="right") + 1
-        return Histories(
-            np.where(real, data.item[rows], 0), np.where(real, gaps, CANDIDATE_GAP), real.astype(np.float32)
-        )
+        """What preceded each of `events`."""
+        return self.dataset.interactions.histories(schema, events)
 
     def item_counts(self) -> I64:
         """Training events per item, i64[n_items]."""
+        if self.occurring is not None:
+            return self.occurring.items
         return np.bincount(self.dataset.item[self.train], minlength=len(self.dataset.item_ids))
 
     def trained_users(self) -> BOOL:
         """Whether a user occurs in the training period, bool[n_users]."""
+        if self.occurring is not None:
+            return self.occurring.users
         return np.bincount(self.dataset.user[self.train], minlength=len(self.dataset.user_ids)) > 0
 
 

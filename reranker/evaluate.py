@@ -81,10 +81,11 @@ def score_trial(rankers: Rankers, timeline: Timeline, trial: Trial) -> Scores:
         events = trial.events[start : start + _CHUNK]
         without_row = ~rankers.tables.trained_users[data.user[events]]
         batch = make_batch(timeline, schema, events, candidates[start : start + _CHUNK], without_row)
+        batch = batch.to(rankers.tables.item.device)
         encoded = rankers.encode(batch)
-        edge.append(rankers.edge_logits(encoded).numpy())
-        rerank.append(rankers.rank_logits(batch, encoded).numpy())
-        ranks.append(_recall_ranks(rankers, timeline, schema, events, encoded.query.numpy()))
+        edge.append(rankers.edge_logits(encoded).cpu().numpy())
+        rerank.append(rankers.rank_logits(batch, encoded).cpu().numpy())
+        ranks.append(_recall_ranks(rankers, timeline, schema, events, encoded.query.cpu().numpy()))
     logits = {"edge": np.concatenate(edge), "rerank": np.concatenate(rerank)}
     bounds = np.cumsum([1, *(items.shape[1] for items in trial.negatives.values())])
     return Scores(
@@ -136,7 +137,7 @@ def validation_auc(rankers: Rankers, timeline: Timeline, trial: Trial) -> float:
 def _recall_ranks(rankers: Rankers, timeline: Timeline, schema: FeatureSchema, events: I64, queries: F32) -> I64:
     items = rankers.tables.trained_items
     scores = np.full((events.size, len(timeline.dataset.item_ids)), -np.inf, np.float32)
-    scores[:, items] = queries @ rankers.tables.item.numpy().T
+    scores[:, items] = queries @ rankers.tables.item.detach().cpu().numpy().T
     return _ranks(scores, timeline, schema, events)
 
 

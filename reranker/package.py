@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from infra.release import Item, RecordedRequest, Release, Role, User, write_rele
 from reranker.evaluate import Trial
 from reranker.offline import OfflineScorer
 from reranker.rankers import Rankers
+from reranker.source import user_state
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -49,11 +50,15 @@ def package_release(
     report: Mapping[str, Any],
     out: Path,
     *,
+    users: Iterable[User],
     name: str,
     rng: np.random.Generator,
     clock: Clock,
 ) -> Release:
-    """Export, record requests of the trial, check, and write the release. Raises ReleaseRefused."""
+    """Export, record requests of the trial, check, and write the release. Raises ReleaseRefused.
+
+    `users` are all users with their histories at the end of the training period.
+    """
     schema = rankers.tables.schema
     tables = rankers.tables.release_tables()
     catalogue = _catalogue(timeline)
@@ -82,7 +87,7 @@ def package_release(
             tables=tables,
             models={role: {"fp32": file} for role, file in models.items()},
             catalogue=catalogue,
-            users=_users(timeline, schema.max_history),
+            users=users,
             requests=requests,
             report={**report, "largest_logit_difference": {"export": export_difference, "served": parity}},
             made_with={
@@ -100,23 +105,6 @@ def _catalogue(timeline: Timeline) -> list[Item]:
         Item(data.item_ids[i], keys[i], data.facts[i].title, list(data.facts[i].categories), int(counts[i]))
         for i in np.argsort(-counts, kind="stable").tolist()
     ]
-
-
-def _users(timeline: Timeline, max_history: int) -> list[User]:
-    """Every user with his attributes and his newest history at the end of the training period."""
-    data = timeline.dataset
-    n_train = np.bincount(data.user[timeline.train], minlength=len(data.user_ids))
-    users = []
-    for u, user_id in enumerate(data.user_ids):
-        end = int(data.first[u] + n_train[u])
-        users.append(_user(timeline, user_id, u, max(int(data.first[u]), end - max_history), end))
-    return users
-
-
-def _user(timeline: Timeline, user_id: str, user: int, begin: int, end: int) -> User:
-    data = timeline.dataset
-    items = [data.item_ids[i] for i in data.item[begin:end].tolist()]
-    return User(user_id, data.attributes[user], items, data.ts_us[begin:end].tolist())
 
 
 def _recorded(
@@ -154,7 +142,7 @@ def _candidates(timeline: Timeline, trial: Trial, row: int, rng: np.random.Gener
 def _request(timeline: Timeline, event: int, items: I64, max_history: int) -> RecordedRequest:
     data = timeline.dataset
     user = int(data.user[event])
-    state = _user(timeline, data.user_ids[user], user, max(int(data.first[user]), event - max_history), event)
+    state = user_state(data, data.interactions, user, max(int(data.first[user]), event - max_history), event)
     return RecordedRequest(
         user_id=state.user_id,
         attributes=state.attributes,

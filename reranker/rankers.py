@@ -12,23 +12,24 @@ from torch.nn import functional
 from edge_ranker.model import EdgeMLP
 from edge_ranker.samples import Batch
 from edge_ranker.tables import Tables
-from edge_ranker.train import Encoded, edge_logits, encode, ranking_loss, recall_loss
+from edge_ranker.train import Encoded, Pooling, edge_logits, encode, ranking_loss, recall_loss
 from reranker.model import BST
 
 
 class Rankers(nn.Module):
     """Tables and both models."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, *, pooling: Pooling = "bag") -> None:
         super().__init__()
         schema = tables.schema
         self.tables = tables
+        self.pooling = pooling
         self.edge = EdgeMLP(schema.token_dim, schema.user_dim)
         self.rerank = BST(schema.token_dim, schema.user_dim)
 
     def encode(self, batch: Batch) -> Encoded:
         """What all losses share."""
-        return encode(self.tables, batch)
+        return encode(self.tables, batch, self.pooling)
 
     def edge_logits(self, encoded: Encoded) -> Tensor:
         """Edge logits f32[B, N]."""

@@ -1,53 +1,51 @@
 """From a log of interactions to a release: the whole of training, top to bottom.
 
 Refuses data nothing can be learnt from, and its own result when the exported models over assembled features do not
-give the scores the trained models give. Invariant: the release directory appears complete or not at all.
+give the scores the trained models give. Invariant: the release directory appears complete or not at all; what was
+computed before a training was interrupted is not lost.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from edge_ranker.samples import Samples
-from edge_ranker.tables import Tables
-from feature_service.dataset import load_dataset
+from edge_ranker.samples import RECALL_SAMPLE, BatchSource
+from edge_ranker.tables import Log, Tables
+from feature_service.dataset import Known, load_dataset
 from feature_service.schema import FeatureSchema
-from feature_service.timeline import Timeline, cut, hold_out
+from feature_service.timeline import Timeline
 from infra.clock import Clock, SystemClock
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import Release
+from reranker.amp import choose_precision, has_bf16
+from reranker.checkpoint import Checkpoints, draft_of
+from reranker.descent import Precision
 from reranker.evaluate import (
     N_NEGATIVES,
     Trial,
-    make_trial,
     quality_report,
     recall_report,
     score_trial,
-    spread_over_users,
     validation_auc,
 )
 from reranker.fit import fit, steps_per_pass
 from reranker.package import package_release
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
+from reranker.source import LogInMemory, TrainingLog
 
-I64 = NDArray[np.int64]
-
-TEST_EVENTS = 2000
-VALIDATION_EVENTS = 400
 RECIPE = Recipe()
+CHECKPOINT_EVERY_S = 60.0
 
 
 def train_release(
@@ -59,60 +57,86 @@ def train_release(
     name: str | None = None,
     epochs: int | None = None,
     recipe: Recipe = RECIPE,
+    resume: bool = False,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     clock: Clock | None = None,
     console: Console | None = None,
 ) -> Release:
     """Train on `data` (see `feature_service.dataset`) and write the release directory `out`.
 
-    `epochs` passes over the training period (None: what the size of the log asks for). What happens goes to `console`,
-    standard error by default, with a progress bar when that is a terminal. Raises InvalidInput, ReleaseRefused.
+    `epochs` passes over the training period (None: what the size of the log asks for). With `resume`, an unfinished
+    training of the same release goes on where its newest checkpoint stands. What happens goes to `console`, standard
+    error by default, with a progress bar when that is a terminal. Raises InvalidInput, ReleaseRefused.
     """
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
     if epochs is not None and epochs < 1:
         raise InvalidInput("epochs", f"{epochs} passes train nothing; give 1 or more")
+    _check(recipe)
     console, clock = console or Console(stderr=True, soft_wrap=True), clock or SystemClock()
     begun_s, begun_cpu_s = clock.monotonic_s(), time.process_time()
-    dataset = load_dataset(data, cache)
-    if dataset.licence:
-        console.print(f"[dim]{dataset.licence}[/dim]", highlight=False)
-    timeline = cut(dataset)
-    fitted = hold_out(timeline)
+    log: TrainingLog = LogInMemory(load_dataset(data, cache))
+    if log.known.licence:
+        console.print(f"[dim]{log.known.licence}[/dim]", highlight=False)
     rng = np.random.default_rng(seed)
-    with _torch(seed):
-        rankers = Rankers(Tables(schema_for(timeline), fitted))
-        passes = epochs or recipe.passes(fitted.train.size)
-        log = _fit(rankers, fitted, recipe, passes, rng, console)
-        seconds = {
-            "training": round(clock.monotonic_s() - begun_s, 2),
-            "training_cpu": round(time.process_time() - begun_cpu_s, 2),
-        }
-        trial = _test_trial(timeline, fitted, rng)
-        scores = score_trial(rankers, timeline, trial)
-        report = {
-            "data": dataset.name,
-            "data_fingerprint": dataset.fingerprint,
-            "licence": dataset.licence,
-            "seed": seed,
-            "split": _split_report(timeline, fitted, trial),
-            "n_test_events": int(trial.events.size),
-            "negatives_per_event": N_NEGATIVES,
-            "models": quality_report(scores, timeline, trial, 2.0 * recipe.negatives_per_kind),
-            "recall": recall_report(scores, timeline, trial, rankers.tables.schema),
-            "passes": log,
-            "recipe": asdict(recipe),
-            "seconds": seconds,
-        }
-        release = package_release(rankers, timeline, trial, report, out, name=name or out.name, rng=rng, clock=clock)
+    schema, passes = schema_for(log.n_users(), log.known), epochs or recipe.passes(log.n_train)
+    precision = choose_precision(recipe, bf16=has_bf16())
+    identity = {
+        "data": log.known.name,
+        "data_fingerprint": log.known.fingerprint,
+        "seed": seed,
+        "passes": passes,
+        "recipe": _that_matters(recipe),
+        "schema": schema.fingerprint(),
+        "precision": precision,
+        "torch": torch.__version__,
+    }
+    checkpoints = Checkpoints(draft_of(out), identity, rng, every_s=checkpoint_every_s, clock=clock)
+    _say_resume(console, resume=resume, found=checkpoints.open(resume=resume), draft=draft_of(out))
+    try:
+        with _torch(seed):
+            rankers = Rankers(_tables(schema, log.fitted(), recipe), pooling=recipe.pooling)
+            fitting = _Fitting(rankers, log, recipe, passes, rng, checkpoints, console, clock, precision)
+            passes_log = fitting.run()
+            seconds = {
+                "training": round(clock.monotonic_s() - begun_s, 2),
+                "training_cpu": round(time.process_time() - begun_cpu_s, 2),
+            }
+            timeline, trial = log.test(rng)
+            report = {
+                **_quality(rankers, timeline, trial, recipe),
+                "data": log.known.name,
+                "data_fingerprint": log.known.fingerprint,
+                "licence": log.known.licence,
+                "seed": seed,
+                "split": _split_report(log, timeline, trial),
+                "passes": passes_log,
+                "recipe": asdict(recipe),
+                "precision": precision,
+                "seconds": seconds,
+            }
+            release = package_release(
+                rankers,
+                timeline,
+                trial,
+                report,
+                out,
+                users=log.users(schema.max_history),
+                name=name or out.name,
+                rng=rng,
+                clock=clock,
+            )
+        checkpoints.discard()
+    finally:
+        checkpoints.close()
     console.print(summary(release), highlight=False)
     return release
 
 
-def schema_for(timeline: Timeline) -> FeatureSchema:
-    """The feature schema for this log: buckets by the number of users, and the log's own event names."""
-    n_users = int(timeline.trained_users().sum())
+def schema_for(n_users: int, known: Known) -> FeatureSchema:
+    """The feature schema for a log of so many trained users: buckets by their number, and the log's event names."""
     usual = FeatureSchema(n_user_buckets=min(max(n_users // 20, 8), 1000))
-    more = tuple(name for name in timeline.dataset.events if name not in usual.history_events)
+    more = tuple(name for name in known.events if name not in usual.history_events)
     return FeatureSchema(n_user_buckets=usual.n_user_buckets, history_events=usual.history_events + more)
 
 
@@ -124,72 +148,106 @@ def summary(release: Release) -> str:
         lines.append(f"  {model:<10} {by_kind['uniform']['auc']:.4f} / {by_kind['popularity']['auc']:.4f}")
     recall = ", ".join(f"{name} {value:.3f}" for name, value in report["recall"].items())
     lines.append(f"  {recall}")
+    waits = [entry["data_wait_share"] for entry in report["passes"]]
+    lines.append(f"  {len(waits)} passes in {report['precision']}, {max(waits):.0%} of the time waiting for data")
     lines.append(f"release {release.manifest.name} in {release.path}, trained in {report['seconds']['training']:.0f} s")
     return "\n".join(lines)
 
 
-def _fit(
-    rankers: Rankers, fitted: Timeline, recipe: Recipe, passes: int, rng: np.random.Generator, console: Console
-) -> list[dict[str, float]]:
-    samples = Samples(
-        fitted,
-        rankers.tables.schema,
-        fitted.train,
-        rng=rng,
-        batch_size=recipe.batch_size,
-        negatives_per_kind=recipe.negatives_per_kind,
-        bucket_share=recipe.bucket_share,
-    )
-    events = spread_over_users(fitted, fitted.test, VALIDATION_EVENTS, rng)
-    trial = make_trial(fitted, fitted.item_counts(), events, rng)
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=passes * steps_per_pass(samples))
-        return fit(
-            rankers,
-            samples,
-            recipe,
-            passes=passes,
-            validate=lambda: validation_auc(rankers, fitted, trial),
-            on_step=lambda: progress.advance(task),
+def _check(recipe: Recipe) -> None:
+    if recipe.checked().device == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("device", "torch finds no CUDA device here; train with --device cpu")
+
+
+def _that_matters(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without what changes nothing in the result: who makes the batches."""
+    return {name: value for name, value in asdict(recipe).items() if name not in ("workers", "prefetch")}
+
+
+def _say_resume(console: Console, *, resume: bool, found: bool, draft: Path) -> None:
+    if resume and not found:
+        console.print(f"no checkpoint in {draft}: training from the start", highlight=False)
+    elif found and not resume:
+        console.print(f"discarded the unfinished training in {draft} (--resume goes on with one)", highlight=False)
+
+
+def _tables(schema: FeatureSchema, log: Log, recipe: Recipe) -> Tables:
+    """Tables with gradients as the recipe wants them. Raises InvalidInput for items too few to be sparse."""
+    wanted = recipe.sparse_tables()
+    n_items = int((log.item_counts() > 0).sum())
+    if wanted and "item" in wanted and n_items <= RECALL_SAMPLE:
+        raise InvalidInput(
+            "sparse",
+            f"with {n_items} items the recall loss touches every row of the table item; it can be sparse with more "
+            f"than {RECALL_SAMPLE} items: leave it out",
         )
+    return Tables(schema, log, sparse=wanted)
 
 
-def _test_trial(timeline: Timeline, fitted: Timeline, rng: np.random.Generator) -> Trial:
-    events = spread_over_users(timeline, timeline.test, TEST_EVENTS, rng)
-    trial = make_trial(timeline, fitted.item_counts(), events, rng)
-    if trial.events.size == 0:
-        raise InvalidInput(timeline.dataset.name, "every user of the test period has touched every item")
-    return trial
+@dataclass(slots=True)
+class _Fitting:
+    """The fit with what surrounds it: validation, the choice of precision, the progress bar."""
+
+    rankers: Rankers
+    log: TrainingLog
+    recipe: Recipe
+    passes: int
+    rng: np.random.Generator
+    checkpoints: Checkpoints
+    console: Console
+    clock: Clock
+    precision: Precision
+
+    def run(self) -> list[dict[str, float]]:
+        """Fit; the rankers are on the CPU afterwards. Returns the log of the passes."""
+        samples = self.log.samples(self.rankers.tables.schema, self.recipe, self.rng)
+        fitted, trial = self.log.validation(self.rng)
+        self.rankers.to(self.recipe.device)
+        with self._progress(samples) as on_step:
+            passes_log = fit(
+                self.rankers,
+                samples,
+                self.recipe,
+                passes=self.passes,
+                validate=lambda: validation_auc(self.rankers, fitted, trial),
+                on_step=on_step,
+                precision=self.precision,
+                checkpoints=self.checkpoints,
+                clock=self.clock,
+            )
+        self.rankers.cpu()
+        return passes_log
+
+    @contextmanager
+    def _progress(self, samples: BatchSource) -> Iterator[Callable[[], None]]:
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        total = self.passes * steps_per_pass(samples, self.recipe.accumulate)
+        console = self.console
+        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+            task = progress.add_task("", total=total)
+            yield lambda: progress.advance(task)
 
 
-def _split_report(timeline: Timeline, fitted: Timeline, trial: Trial) -> dict[str, Any]:
-    data = timeline.dataset
-    test_users = np.unique(data.user[timeline.test])
+def _quality(rankers: Rankers, timeline: Timeline, trial: Trial, recipe: Recipe) -> dict[str, Any]:
+    scores = score_trial(rankers, timeline, trial)
     return {
-        "kind": "one cut in time for all users",
-        "train_from": _moment(int(data.ts_us.min())),
-        "validation_from": _moment(fitted.test_from_us),
-        "test_from": _moment(timeline.test_from_us),
-        "test_until": _moment(int(data.ts_us.max())),
-        "train_events": int(fitted.train.size),
-        "validation_events": int(fitted.test.size),
-        "test_events": int(timeline.test.size),
-        "test_users": int(test_users.size),
-        "test_users_without_row": int((~fitted.trained_users()[test_users]).sum()),
-        "ranked_items_without_row": int((fitted.item_counts()[data.item[trial.events]] == 0).sum()),
+        "n_test_events": int(trial.events.size),
+        "negatives_per_event": N_NEGATIVES,
+        "models": quality_report(scores, timeline, trial, 2.0 * recipe.negatives_per_kind),
+        "recall": recall_report(scores, timeline, trial, rankers.tables.schema),
     }
 
 
-def _moment(ts_us: int) -> str:
-    return datetime.fromtimestamp(ts_us / 1e6, UTC).isoformat(timespec="seconds")
+def _split_report(log: TrainingLog, timeline: Timeline, trial: Trial) -> dict[str, Any]:
+    items = timeline.dataset.item[trial.events]
+    return {**log.split(), "ranked_items_without_row": int((log.fitted().item_counts()[items] == 0).sum())}
 
 
 @contextmanager

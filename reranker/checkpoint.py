@@ -1,0 +1,133 @@
+"""Checkpoints of a fit: one file that is always whole, and what it belongs to.
+
+Holds parameters, optimiser state, the loss scale, the best pass, the position in the data and torch's and numpy's
+generators. Refuses a checkpoint of other data, another recipe, seed or version, and says what differs.
+Invariant: at any moment, a process that is killed leaves the newest complete checkpoint behind, or none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infra.clock import Clock
+from infra.errors import ReleaseRefused
+
+FORMAT = 1
+_FILE = "checkpoint.pt"
+_LOCK = "lock"
+
+
+def draft_of(out: Path) -> Path:
+    """Where the unfinished training of the release `out` lies."""
+    return out.with_name(f".{out.name}.draft")
+
+
+class Checkpoints:
+    """The checkpoint of one draft. `identity` is what a fit must have in common with the one it goes on from, as JSON
+    values; `rng` is the generator whose state is kept too."""
+
+    def __init__(
+        self, draft: Path, identity: Mapping[str, Any], rng: np.random.Generator, *, every_s: float, clock: Clock
+    ) -> None:
+        self._draft = draft
+        self._path = draft / _FILE
+        self._identity = {"format": FORMAT, **json.loads(json.dumps(identity))}
+        self._rng = rng
+        self._every_s = every_s
+        self._clock = clock
+        self._saved_s = clock.monotonic_s()
+        self._resume = False
+        self._lock = -1
+
+    def open(self, *, resume: bool) -> bool:
+        """Take the draft for this process; True when there is a checkpoint, which `load` gives if `resume`, and which
+        is thrown away if not. Raises ReleaseRefused when another process trains the same release."""
+        self._draft.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._draft / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ReleaseRefused(f"{self._draft}: another process is training this release; wait for it") from error
+        found = self._path.is_file()
+        self._resume = resume and found
+        if found and not resume:
+            self._path.unlink()
+        return found
+
+    def due(self) -> bool:
+        """Whether it is time for the next one."""
+        return self._clock.monotonic_s() - self._saved_s >= self._every_s
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint in one step."""
+        whole = {
+            "identity": json.dumps(self._identity),
+            "state": dict(state),
+            "torch_rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "numpy_rng": json.dumps(self._rng.bit_generator.state),
+        }
+        beside = self._path.with_suffix(".tmp")
+        with beside.open("wb") as file:
+            torch.save(whole, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+        folder = os.open(self._draft, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+        self._saved_s = self._clock.monotonic_s()
+
+    def load(self) -> dict[str, Any] | None:
+        """The state to go on from, None for a fit from the start; sets both generators. Raises ReleaseRefused when it
+        is not of this fit or cannot be read."""
+        if not self._resume:
+            return None
+        again = f"train again without --resume, which discards {self._path}"
+        try:
+            whole = torch.load(self._path, map_location="cpu", weights_only=True)
+            theirs = json.loads(whole["identity"])
+        except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+            first_line = (str(error).splitlines() or [""])[0]
+            raise ReleaseRefused(f"{self._path} cannot be read ({first_line}); {again}") from error
+        if different := list(_differences(theirs, self._identity)):
+            raise ReleaseRefused(f"{self._path} is of another training: {'; '.join(different)}; {again}")
+        torch.set_rng_state(whole["torch_rng"])
+        if whole["cuda_rng"]:
+            torch.cuda.set_rng_state_all(whole["cuda_rng"])
+        self._rng.bit_generator.state = json.loads(whole["numpy_rng"])
+        state: dict[str, Any] = whole["state"]
+        return state
+
+    def discard(self) -> None:
+        """The release is complete; remove the draft."""
+        shutil.rmtree(self._draft)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the draft."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name in sorted({*theirs, *ours}):
+        was, now = theirs.get(name), ours.get(name)
+        if isinstance(was, dict) and isinstance(now, dict):
+            found += [f"{name}.{difference}" for difference in _differences(was, now)]
+        elif was != now:
+            found.append(f"{name} was {was!r}, is {now!r}")
+    return found
