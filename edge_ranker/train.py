@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from edge_ranker.history import HistoryParts, logits_of
 from edge_ranker.model import EdgeMLP
 from edge_ranker.samples import Batch
 from edge_ranker.tables import Tables
@@ -25,13 +26,15 @@ Pooling = Literal["bag", "mean"]
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """A batch as vectors. `tokens` f32[M, item + category] of the distinct items, `pooled` f32[B, T] the mean history
-    token, `target` f32[B, N, T], `user` f32[B, U], `query` f32[B, item_dim] for the recall."""
+    token, `target` f32[B, N, T], `user` f32[B, U], `query` f32[B, item_dim] for the recall; `history` has the tokens
+    one by one, for models that want them."""
 
     tokens: Tensor
     pooled: Tensor
     target: Tensor
     user: Tensor
     query: Tensor
+    history: HistoryParts
 
 
 def encode(tables: Tables, batch: Batch, pooling: Pooling = "bag") -> Encoded:
@@ -50,6 +53,7 @@ def encode(tables: Tables, batch: Batch, pooling: Pooling = "bag") -> Encoded:
         target=torch.cat((own, gap), dim=2),
         user=user,
         query=user + pooled_tokens[:, : tables.schema.item_dim],
+        history=HistoryParts(tokens, tables.gap, batch.hist, batch.gaps, batch.mask),
     )
 
 
@@ -61,9 +65,11 @@ def _pool_mean(rows: Tensor, numbers: Tensor, share: Tensor) -> Tensor:
     return (functional.embedding(numbers, rows) * share.unsqueeze(2)).sum(dim=1)
 
 
-def edge_logits(model: EdgeMLP, encoded: Encoded) -> Tensor:
+def edge_logits(model: nn.Module, encoded: Encoded) -> Tensor:
     """Logits f32[B, N]."""
-    return model.score(encoded.pooled, encoded.target, encoded.user)
+    if isinstance(model, EdgeMLP):
+        return model.score(encoded.pooled, encoded.target, encoded.user)
+    return logits_of(model, encoded.history, encoded.target, encoded.user)
 
 
 def ranking_loss(logits: Tensor, batch: Batch) -> Tensor:

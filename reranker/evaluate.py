@@ -84,7 +84,7 @@ def score_trial(rankers: Rankers, timeline: Timeline, trial: Trial) -> Scores:
         batch = batch.to(rankers.tables.item.device)
         encoded = rankers.encode(batch)
         edge.append(rankers.edge_logits(encoded).cpu().numpy())
-        rerank.append(rankers.rank_logits(batch, encoded).cpu().numpy())
+        rerank.append(rankers.rank_logits(encoded).cpu().numpy())
         ranks.append(_recall_ranks(rankers, timeline, schema, events, encoded.query.cpu().numpy()))
     logits = {"edge": np.concatenate(edge), "rerank": np.concatenate(rerank)}
     bounds = np.cumsum([1, *(items.shape[1] for items in trial.negatives.values())])

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edge_ranker.history import HistoryParts
+
 HEADS = 4
 FEED_FORWARD = 128
 HEAD_WIDTHS = (256, 128)
 # Not -1e9: that is -inf in half precision, and 0 * -inf is NaN.
-_MASKED = -1e4
+MASKED = -1e4
 
 Mode = Literal["shared", "full"]
 
@@ -52,6 +54,10 @@ class BST(nn.Module):
             return self._full(hist, target, mask, user)
         return self.score(self.key_value(hist), target, mask, user)
 
+    def forward_parts(self, history: HistoryParts, target: Tensor, user: Tensor) -> Tensor:
+        """Logits [B, N]; keys and values are linear in the token and made once per distinct item."""
+        return self.score(history.projected(self.key_value), target, history.mask, user)
+
     def score(self, key_value: Tensor, target: Tensor, mask: Tensor, user: Tensor) -> Tensor:
         """Logits [B, N] from the keys and values of the history [B, L, 2T]: keys first, then values."""
         length, dim = key_value.shape[1], target.shape[2]
@@ -59,7 +65,7 @@ class BST(nn.Module):
         query = self.query(target) * width**-0.5
         own = self.key_value(target)
         own_key, own_value = torch.split(own, dim, dim=2)
-        hidden = ((mask - 1.0) * -_MASKED).unsqueeze(1)
+        hidden = ((mask - 1.0) * -MASKED).unsqueeze(1)
         # Head by head on strided views: no copy of the history is made in another order.
         parts = zip(
             torch.split(query, width, dim=2),
@@ -85,7 +91,7 @@ class BST(nn.Module):
         copies = hist.unsqueeze(1).expand(batch, n, length, dim)
         tokens = torch.cat((copies, target.unsqueeze(2)), dim=2).reshape(batch * n, length + 1, dim)
         real = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
-        hidden = ((real - 1.0) * -_MASKED).repeat_interleave(n, dim=0)[:, None, None, :]
+        hidden = ((real - 1.0) * -MASKED).repeat_interleave(n, dim=0)[:, None, None, :]
         query, key, value = (
             part.reshape(batch * n, length + 1, HEADS, width).transpose(1, 2)
             for part in (self.query(tokens), *torch.split(self.key_value(tokens), dim, dim=2))

@@ -91,6 +91,7 @@ def package_release(
             requests=requests,
             report={**report, "largest_logit_difference": {"export": export_difference, "served": parity}},
             made_with={
+                "architectures": {role: asdict(a) for role, a in rankers.architectures.items()},
                 "python": platform.python_version(),
                 **{package: importlib.metadata.version(package) for package in _MADE_WITH},
             },
@@ -162,5 +163,5 @@ def _trained_logits(rankers: Rankers, timeline: Timeline, event: int, items: I64
     encoded = rankers.encode(batch)
     return {
         "edge": rankers.edge_logits(encoded).numpy()[0],
-        "rerank": rankers.rank_logits(batch, encoded).numpy()[0],
+        "rerank": rankers.rank_logits(encoded).numpy()[0],
     }

@@ -13,6 +13,7 @@ from typing import get_args
 from edge_ranker.tables import SPARSE_TABLES
 from edge_ranker.train import Pooling
 from infra.errors import InvalidInput
+from reranker.architectures import EDGE, RERANK, Architecture
 
 AUTOMATIC = "auto"
 SWITCH = (AUTOMATIC, "on", "off")
@@ -57,6 +58,9 @@ class Recipe:
     workers: int = 0
     prefetch: int = 4
     device: str = "cpu"
+    # Which models are trained.
+    edge: Architecture = EDGE
+    rerank: Architecture = RERANK
 
     def passes(self, n_events: int) -> int:
         """Passes over a training period of `n_events`."""

@@ -95,7 +95,9 @@ def train_release(
     _say_resume(console, resume=resume, found=checkpoints.open(resume=resume), draft=draft_of(out))
     try:
         with _torch(seed):
-            rankers = Rankers(_tables(schema, log.fitted(), recipe), pooling=recipe.pooling)
+            rankers = Rankers(
+                _tables(schema, log.fitted(), recipe), edge=recipe.edge, rerank=recipe.rerank, pooling=recipe.pooling
+            )
             fitting = _Fitting(rankers, log, recipe, passes, rng, checkpoints, console, clock, precision)
             passes_log = fitting.run()
             seconds = {

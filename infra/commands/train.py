@@ -9,6 +9,8 @@ import typer
 
 from infra.settings import load_settings
 
+_MODELS, _FIT, _SPEED, _INTERRUPTED = "Models", "How it is fitted", "Speed and memory", "Interrupted trainings"
+
 
 def train(
     data: Annotated[str, typer.Option(help="`movielens-100k`, or a folder with interactions.parquet|csv.")],
@@ -18,15 +20,112 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the training period (default: what the data needs).")
     ] = None,
+    edge: Annotated[
+        str, typer.Option(help="Edge ranker: mlp, or package.module:factory of your own.", rich_help_panel=_MODELS)
+    ] = "mlp",
+    reranker: Annotated[
+        str, typer.Option(help="Reranker: bst, din, or package.module:factory of your own.", rich_help_panel=_MODELS)
+    ] = "bst",
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="Transformer blocks of bst (default 1); more than one cost about ten times as much to serve.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    readout: Annotated[
+        str | None,
+        typer.Option(
+            help="What bst's MLP sees: target (default), mean or concat; the last two cost like a second block.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    patience: Annotated[
+        int,
+        typer.Option(
+            help="Stop after so many passes that are no better on validation; 0: never.", rich_help_panel=_FIT
+        ),
+    ] = 0,
+    batch_size: Annotated[
+        int, typer.Option(help="Events per batch; a step takes two batches.", rich_help_panel=_FIT)
+    ] = 128,
+    accumulate: Annotated[
+        int,
+        typer.Option(
+            help="Add up the gradients of so many steps' batches before each step: the effect of larger batches "
+            "without their memory.",
+            rich_help_panel=_FIT,
+        ),
+    ] = 1,
+    amp: Annotated[
+        str,
+        typer.Option(
+            help="Half precision, auto|on|off: fp16 with a scaled loss on CUDA, bf16 on the CPU (auto: where the "
+            "processor has instructions for it).",
+            rich_help_panel=_SPEED,
+        ),
+    ] = "auto",
+    sparse: Annotated[
+        str,
+        typer.Option(
+            help="Tables with sparse gradients: auto (from 100,000 rows on), none, or item,user.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = "auto",
+    pooling: Annotated[
+        str,
+        typer.Option(help="How histories are averaged, bag (EmbeddingBag)|mean (laid out).", rich_help_panel=_SPEED),
+    ] = "bag",
+    workers: Annotated[
+        int, typer.Option(help="Processes that make batches; 0: the training makes them.", rich_help_panel=_SPEED)
+    ] = 0,
+    prefetch: Annotated[int, typer.Option(help="Batches that each worker makes ahead.", rich_help_panel=_SPEED)] = 4,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_SPEED)] = "cpu",
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with an unfinished training of the same release, data and options; it ends with the same bits.",
+            rich_help_panel=_INTERRUPTED,
+        ),
+    ] = False,
+    checkpoint_s: Annotated[
+        float,
+        typer.Option(help="Seconds between checkpoints; each pass ends with one too.", rich_help_panel=_INTERRUPTED),
+    ] = 60.0,
     home: Annotated[Path | None, typer.Option(help="Folder of the download cache (default .trirank).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the quality report as JSON.")] = False,
 ) -> None:
-    """Train the edge MLP and the BST together with their tables and write a release."""
+    """Train both rankers together with their tables and write a release."""
     import msgspec
 
+    from reranker.architectures import edge_architecture, rerank_architecture
+    from reranker.recipe import Recipe
     from reranker.train import train_release
 
     settings = load_settings(home=home)
-    release = train_release(data, out, cache=settings.home / "cache", seed=seed, name=name, epochs=epochs)
+    release = train_release(
+        data,
+        out,
+        cache=settings.home / "cache",
+        seed=seed,
+        name=name,
+        epochs=epochs,
+        recipe=Recipe(
+            batch_size=batch_size,
+            pooling=pooling,  # type: ignore[arg-type]  # `Recipe.checked` refuses what is unknown
+            sparse=sparse,
+            amp=amp,
+            accumulate=accumulate,
+            patience=patience,
+            workers=workers,
+            prefetch=prefetch,
+            device=device,
+            edge=edge_architecture(edge),
+            rerank=rerank_architecture(reranker, blocks, readout),
+        ),
+        resume=resume,
+        checkpoint_every_s=checkpoint_s,
+    )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(release.manifest.report), indent=2).decode())
