@@ -1,6 +1,6 @@
-"""One process of a ranking tier: a verified engine behind a socket, announced in the directory.
+"""One process of a ranking tier: verified engines behind a socket, announced in the directory.
 
-Both tiers are this class with another model. Refuses to serve a release whose recorded requests it does not score as
+Both tiers are this class with another model. Refuses to serve a release whose recorded requests no engine scores as
 the trained models did. Invariant: an announced replica has been verified and warmed up.
 """
 
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_ranker.recorded import recorded_inputs
-from edge_ranker.verify import Role, verify, warm_up
+from edge_ranker.verify import RecordedCheck
 from feature_service.schema import schema_of
 from infra.directory import Announcer, Entry
-from infra.engine.onnx_cpu import OnnxEngine
+from infra.engine.chain import EngineChain
+from infra.engine.offers import offers_of
 from infra.engine.rank import RankHandler
 from infra.errors import PeerGone
 from infra.garbage import settle
-from infra.release import Release, read_release
+from infra.release import Release, Role, read_release
 from infra.wire.messages import Hello
 from infra.wire.server import WireServer
 
@@ -36,13 +37,16 @@ MAX_SOCKET_PATH = 100
 
 @dataclass(frozen=True, slots=True)
 class RankServerConfig:
-    """What one replica needs; paths are absolute, because Ray starts it somewhere else."""
+    """What one replica needs; paths are absolute, because Ray starts it somewhere else. `engines` are names in the
+    order in which they are tried, none is automatic; `engine_dir` holds the built ones."""
 
     role: Role
     release_dir: str
     redis_url: str
     stack: str
     run_dir: str
+    engine_dir: str = ""
+    engines: tuple[str, ...] = ()
     log_level: str = "INFO"
 
 
@@ -53,6 +57,7 @@ class RankServer:
         self._config = config
         self._server: WireServer | None = None
         self._announcer: Announcer | None = None
+        self._engines: EngineChain | None = None
 
     def start(self) -> str:
         """Load, verify, warm up, listen, announce; the address. Raises ReleaseRefused or ConfigurationError."""
@@ -60,11 +65,14 @@ class RankServer:
         release = read_release(Path(config.release_dir), verify_files=False)
         manifest = release.manifest
         schema = schema_of(manifest.schema, manifest.schema_fingerprint)
-        engine = OnnxEngine(release.edge_model if config.role == "edge" else release.rerank_model)
-        engine.load()
-        handler = RankHandler(engine, manifest.name, token_dim=schema.token_dim, user_dim=schema.user_dim)
-        verify(handler, recorded_inputs(release), config.role)
-        warm_up(handler, schema)
+        offers = offers_of(release, Path(config.engine_dir), config.role, config.engines)
+        check = RecordedCheck(config.role, schema, recorded_inputs(release))
+        engines = EngineChain(config.role, offers, check, measured=not config.engines)
+        engines.start()
+        self._engines = engines
+        handler = RankHandler(
+            engines, manifest.name, token_dim=schema.token_dim, user_dim=schema.user_dim, role=config.role
+        )
         name = f"{config.role}-{os.getpid()}-{secrets.token_hex(2)}"
         server = WireServer(
             bind=bind_address(Path(config.run_dir), name),
@@ -76,17 +84,22 @@ class RankServer:
         address = server.start()
         self._server = server
         self._announcer = Announcer(
-            config.redis_url, config.stack, lambda: self._entry(name, address, release, engine.kind)
+            config.redis_url, config.stack, lambda: self._entry(name, address, release, engines)
         )
         self._announcer.start()
         settle()
-        logger.info("serving", extra={"role": config.role, "address": address, "release": manifest.name})
+        logger.info(
+            "serving",
+            extra={"role": config.role, "address": address, "release": manifest.name, "engine": engines.kind},
+        )
         return address
 
     def check(self) -> None:
-        """Raises PeerGone when the socket's thread has ended."""
+        """Raises PeerGone when the socket's thread has ended, or no engine is left."""
         if self._server is None or not self._server.alive:
             raise PeerGone(f"{self._config.role}: the server's loop has ended")
+        if self._engines is None or not self._engines.able:
+            raise PeerGone(f"{self._config.role}: no engine is left")
 
     def stop(self) -> None:
         """Take the name out of the directory, answer what has arrived, close; may be called twice."""
@@ -96,8 +109,11 @@ class RankServer:
         if self._server is not None:
             self._server.stop()
             self._server = None
+        if self._engines is not None:
+            self._engines.close()
+            self._engines = None
 
-    def _entry(self, name: str, address: str, release: Release, engine: str) -> Entry:
+    def _entry(self, name: str, address: str, release: Release, engines: EngineChain) -> Entry:
         stats = {} if self._server is None else self._server.stats()
         return Entry(
             role=self._config.role,
@@ -107,7 +123,7 @@ class RankServer:
             generation=release.manifest.generation,
             pid=os.getpid(),
             host=socket.gethostname(),
-            meta={"engine": engine, **stats},
+            meta={**engines.state(), **stats},
         )
 
 

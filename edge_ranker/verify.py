@@ -1,53 +1,83 @@
-"""What a replica does before it serves: score the recorded requests as the trained models did, and warm up.
+"""How a replica puts an engine to the test before it serves: the recorded requests, and the shapes that serving has.
 
-Goes through the same handler as requests do, in batches. Refuses a release at the first difference that matters.
+Goes through the same handler as requests do, in batches. Refuses an engine at the first difference that matters.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_ranker.recorded import RecordedInputs
 from feature_service.schema import FeatureSchema
+from infra.engine.agree import disagreement
+from infra.engine.choose import EngineDisagrees
 from infra.engine.rank import MAX_ROWS, RankHandler
-from infra.errors import ReleaseRefused
+from infra.engine.run import Engine
+from infra.release import Role
 from infra.wire.messages import Reply, Request
 
 F32 = NDArray[np.float32]
-Role = Literal["edge", "rerank"]
 
-# Largest difference of a logit from the recorded one.
-TOLERANCE = 1e-3
 WARM_SIZES = (1, 20, 100, 500)
+# Recorded requests that tell whether an engine which served well until now is broken.
+QUICK = 4
 
 
-def verify(handler: RankHandler, recorded: Sequence[RecordedInputs], role: Role) -> None:
-    """Score the recorded requests as they would come over the wire. Raises ReleaseRefused at a difference."""
-    answers = handler.handle([_request(r.inputs.hist, r.inputs.target, r.inputs.mask, r.inputs.user) for r in recorded])
-    worst = 0.0
-    for one, answer in zip(recorded, answers, strict=True):
-        if not isinstance(answer, Reply):
-            raise ReleaseRefused(f"{role}: a recorded request cannot be scored: {answer}")
-        expected = one.edge_logits if role == "edge" else one.rerank_logits
-        worst = max(worst, float(np.abs(answer.tensors["scores"] - expected).max(initial=0.0)))
-    if worst > TOLERANCE:
-        raise ReleaseRefused(
-            f"{role}: scores differ from the recorded ones by up to {worst:.2g}, more than {TOLERANCE}"
-        )
+class RecordedCheck:
+    """Tests engines of one role of one release."""
+
+    def __init__(self, role: Role, schema: FeatureSchema, recorded: Sequence[RecordedInputs]) -> None:
+        self._role = role
+        self._schema = schema
+        self._requests = [_request(r.inputs.hist, r.inputs.target, r.inputs.mask, r.inputs.user) for r in recorded]
+        self._logits = [r.edge_logits if role == "edge" else r.rerank_logits for r in recorded]
+
+    def whole(self, engine: Engine) -> None:
+        """Score every recorded request as it would come over the wire, then run the shapes that requests have, so
+        that the first ones do not pay for allocations. Raises EngineDisagrees."""
+        self._compare(engine, len(self._requests))
+        self._warm_up(engine)
+
+    def quick(self, engine: Engine) -> None:
+        """Score a few recorded requests. Raises EngineDisagrees."""
+        self._compare(engine, QUICK)
+
+    def seconds(self, engine: Engine) -> float:
+        """Time of one recorded request, the best of eight."""
+        handler, requests = self._handler(engine), self._requests[:8]
+        return min((_seconds(handler, request) for request in requests), default=0.0)
+
+    def _compare(self, engine: Engine, count: int) -> None:
+        answers = self._handler(engine).handle(self._requests[:count])
+        served = []
+        for answer in answers:
+            if not isinstance(answer, Reply):
+                raise EngineDisagrees(f"{self._role}: a recorded request cannot be scored: {answer}")
+            served.append(answer.tensors["scores"])
+        if served and (difference := disagreement(self._logits[:count], served, engine.precision)):
+            raise EngineDisagrees(f"{self._role}: {difference}")
+
+    def _warm_up(self, engine: Engine) -> None:
+        schema, handler = self._schema, self._handler(engine)
+        length, token, user = schema.max_history, schema.token_dim, np.zeros(schema.user_dim, np.float32)
+        hist, mask = np.zeros((length, token), np.float32), np.ones(length, np.float32)
+        for n in WARM_SIZES:
+            handler.handle([_request(hist, np.zeros((n, token), np.float32), mask, user)])
+        many = MAX_ROWS // WARM_SIZES[-1]
+        handler.handle([_request(hist, np.zeros((WARM_SIZES[-1], token), np.float32), mask, user)] * many)
+
+    def _handler(self, engine: Engine) -> RankHandler:
+        return RankHandler(engine, "", token_dim=self._schema.token_dim, user_dim=self._schema.user_dim)
 
 
-def warm_up(handler: RankHandler, schema: FeatureSchema) -> None:
-    """Run the shapes that requests have, so that the first ones do not pay for allocations."""
-    length, token, user = schema.max_history, schema.token_dim, np.zeros(schema.user_dim, np.float32)
-    hist, mask = np.zeros((length, token), np.float32), np.ones(length, np.float32)
-    for n in WARM_SIZES:
-        handler.handle([_request(hist, np.zeros((n, token), np.float32), mask, user)])
-    many = MAX_ROWS // WARM_SIZES[-1]
-    handler.handle([_request(hist, np.zeros((WARM_SIZES[-1], token), np.float32), mask, user)] * many)
+def _seconds(handler: RankHandler, request: Request) -> float:
+    began_s = time.perf_counter()
+    handler.handle([request])
+    return time.perf_counter() - began_s
 
 
 def _request(hist: F32, target: F32, mask: F32, user: F32) -> Request:

@@ -14,18 +14,15 @@ from typing import Annotated
 
 import typer
 
+from infra.engine.offers import engine_folder
+from infra.engine.tensorrt.targets import TARGET_SMS
 from infra.errors import InvalidInput, TrirankError
 from infra.release import Release, read_release
 
 # (release, target, engine folder, builder or None for the target's usual one) -> files written.
 Build = Callable[[Release, str, Path, str | None], list[Path]]
 # target -> "module:function" of type Build; imported only when that target is built.
-TARGETS: dict[str, str] = {}
-
-
-def engine_folder(release: Path) -> Path:
-    """Where the engines of a release lie unless a setting says otherwise."""
-    return release.with_name(f"{release.name}.engines")
+TARGETS: dict[str, str] = dict.fromkeys(TARGET_SMS, "infra.engine.tensorrt.release:build_target")
 
 
 def build(

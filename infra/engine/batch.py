@@ -1,12 +1,14 @@
 """Many requests as one padded batch, and its scores as many again. Pure.
 
 Invariant: a request gets the same scores in a batch as alone (to float rounding), because padded history tokens are
-masked, real ones keep their positions, and candidates do not see each other. Requests are grouped by size, so that
-padding costs little, and a batch never holds more than `max_rows` candidates unless a single request does.
+masked, real ones keep their positions, and candidates do not see each other. Requests of like shapes are grouped, so
+that at most `MAX_WASTE` of a batch is padding, and a batch never holds more than `max_rows` candidates unless a single
+request does. Of a longer history the newest `MAX_HISTORY` tokens count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +19,12 @@ from infra.errors import InvalidInput
 
 F32 = NDArray[np.float32]
 
-# Padded candidates over real ones; above this a second batch is cheaper.
-MAX_WASTE = 1.25
+# Share of a batch's cells (history tokens x candidates) that may be padding; above this a second batch is cheaper.
+MAX_WASTE = 0.25
+# Engines are built for histories up to this.
+MAX_HISTORY = 100
+# Candidate counts within about 15 % of each other are of one size.
+_SIZES_PER_E = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +55,32 @@ def check_features(features: Features, token_dim: int, user_dim: int) -> Feature
     return features
 
 
-def group(sizes: Sequence[int], max_rows: int) -> list[list[int]]:
-    """Indices of requests that run together, given their candidate counts; small ones first, each index once."""
+def newest(features: Features) -> Features:
+    """The same request with at most `MAX_HISTORY` history tokens: the newest real ones, which come last."""
+    if features.hist.shape[0] <= MAX_HISTORY:
+        return features
+    kept = np.flatnonzero(features.mask)[-MAX_HISTORY:]
+    if kept.size == 0:
+        return Features(features.hist[:1], features.target, features.mask[:1], features.user)
+    return Features(features.hist[kept], features.target, features.mask[kept], features.user)
+
+
+def group(shapes: Sequence[tuple[int, int]], max_rows: int) -> list[list[int]]:
+    """Indices of requests that run together, given (history length, candidates) of each; each index once."""
+    if len(shapes) == 1:
+        return [[0]]
     groups: list[list[int]] = []
-    real = 0
-    for index in sorted(range(len(sizes)), key=sizes.__getitem__):
-        size = sizes[index]
-        current = groups[-1] if groups else []
-        padded = size * (len(current) + 1)
-        if not current or padded > max_rows or padded > MAX_WASTE * (real + size):
-            groups.append([index])
-            real = size
+    real = longest = most = 0
+    for index in sorted(range(len(shapes)), key=lambda i: (int(_SIZES_PER_E * math.log1p(shapes[i][1])), shapes[i])):
+        length, n = shapes[index]
+        cells, rows = length * n, len(groups[-1]) + 1 if groups else 1
+        wide, high = max(longest, length), max(most, n)
+        if groups and rows * high <= max_rows and real + cells >= (1 - MAX_WASTE) * rows * wide * high:
+            groups[-1].append(index)
+            real, longest, most = real + cells, wide, high
         else:
-            current.append(index)
-            real += size
+            groups.append([index])
+            real, longest, most = cells, length, n
     return groups
 
 

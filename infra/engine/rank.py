@@ -1,7 +1,7 @@
 """The handler behind a replica's socket: many `rank` requests at once, in as few runs of the engine as pays.
 
 Refuses requests of another method or release, and tensors that are no request, one by one: the others of the batch
-are answered. Invariant: one request with scores that are not finite fails alone.
+are answered. Invariant: one request that cannot be scored fails alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.engine.batch import Features, check_features, group, pad, unpad
-from infra.engine.run import NonFiniteScores
+from infra.engine.batch import Features, check_features, group, newest, pad, unpad
+from infra.engine.metrics import cells
+from infra.engine.names import engine_name
 from infra.errors import InvalidInput, Permanent, TrirankError
 from infra.wire.messages import Reply, Request
 
@@ -24,26 +25,41 @@ MAX_ROWS = 1024
 
 
 class Runner(Protocol):
-    """The part of an engine that answers requests."""
+    """The part of an engine that answers requests; `kind` and `precision` are those of the last answer."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def precision(self) -> str: ...
 
     def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32:
         """See `infra.engine.run.Engine`."""
 
 
 class RankHandler:
-    """Answers `rank` requests of one release with one engine."""
+    """Answers `rank` requests of one release with one engine; `role` is whose metrics count them, "" counts nothing."""
 
     def __init__(
-        self, engine: Runner, release: str, *, token_dim: int, user_dim: int, max_rows: int = MAX_ROWS
+        self,
+        engine: Runner,
+        release: str,
+        *,
+        token_dim: int,
+        user_dim: int,
+        max_rows: int = MAX_ROWS,
+        role: str = "",
     ) -> None:
         self._engine = engine
         self._release = release
         self._token_dim = token_dim
         self._user_dim = user_dim
         self._max_rows = max_rows
+        self._role = role
 
     def handle(self, requests: Sequence[Request]) -> Sequence[Reply | TrirankError]:
-        """One reply or error per request, in their order: args {}, tensors {"scores": f32[N]} (logits)."""
+        """One reply or error per request, in their order: args {"engine": name of the engine that scored it}, tensors
+        {"scores": f32[N]} (logits)."""
         answers: list[Reply | TrirankError] = [Permanent("not answered")] * len(requests)
         good: list[int] = []
         parsed: list[Features] = []
@@ -53,7 +69,8 @@ class RankHandler:
                 good.append(i)
             except TrirankError as error:
                 answers[i] = error
-        for members in group([features.target.shape[0] for features in parsed], self._max_rows):
+        shapes = [(features.hist.shape[0], features.target.shape[0]) for features in parsed]
+        for members in group(shapes, self._max_rows):
             for member, answer in zip(members, self._run([parsed[m] for m in members]), strict=True):
                 answers[good[member]] = answer
         return answers
@@ -67,16 +84,26 @@ class RankHandler:
         if missing := {"hist", "target", "mask", "user"} - tensors.keys():
             raise InvalidInput(sorted(missing)[0], "is missing")
         features = Features(tensors["hist"], tensors["target"], tensors["mask"], tensors["user"])
-        return check_features(features, self._token_dim, self._user_dim)
+        return newest(check_features(features, self._token_dim, self._user_dim))
 
     def _run(self, requests: Sequence[Features]) -> list[Reply | TrirankError]:
         batch = pad(requests)
         if batch.target.shape[1] == 0:
-            return [Reply({}, {"scores": np.empty(0, np.float32)}) for _ in requests]
+            return [Reply({"engine": self._name()}, {"scores": np.empty(0, np.float32)}) for _ in requests]
         try:
             scores = self._engine.run(batch.hist, batch.target, batch.mask, batch.user)
-        except NonFiniteScores as error:
-            return [error] if len(requests) == 1 else [answer for r in requests for answer in self._run([r])]
         except TrirankError as error:
-            return [error] * len(requests)
-        return [Reply({}, {"scores": s}) for s in unpad(scores, [r.target.shape[0] for r in requests])]
+            return [error] if len(requests) == 1 else [answer for r in requests for answer in self._run([r])]
+        if self._role:
+            self._count(requests, batch)
+        args = {"engine": self._name()}
+        return [Reply(args, {"scores": s}) for s in unpad(scores, [r.target.shape[0] for r in requests])]
+
+    def _name(self) -> str:
+        return engine_name(self._engine.kind, self._engine.precision)
+
+    def _count(self, requests: Sequence[Features], batch: Features) -> None:
+        real = sum(r.hist.shape[0] * r.target.shape[0] for r in requests)
+        cells(self._role, "real").inc(real)
+        if len(requests) > 1:
+            cells(self._role, "padding").inc(batch.hist.shape[0] * batch.hist.shape[1] * batch.target.shape[1] - real)

@@ -6,40 +6,44 @@ import pytest
 
 from edge_ranker.rank_server import MAX_SOCKET_PATH, RankServer, RankServerConfig, bind_address
 from edge_ranker.recorded import recorded_inputs
-from edge_ranker.verify import Role, verify, warm_up
+from edge_ranker.verify import RecordedCheck
+from infra.engine.choose import EngineDisagrees
 from infra.engine.onnx_cpu import OnnxEngine
-from infra.engine.rank import RankHandler
 from infra.errors import PeerGone, ReleaseRefused
-from infra.release import Release
+from infra.release import Release, Role
 from tests.tiny_release import SCHEMA, write_tiny_release
 
 
-def handler(release: Release, role: Role) -> RankHandler:
-    engine = OnnxEngine(release.edge_model if role == "edge" else release.rerank_model)
-    return RankHandler(engine, release.manifest.name, token_dim=SCHEMA.token_dim, user_dim=SCHEMA.user_dim)
+def check(release: Release, role: Role) -> RecordedCheck:
+    return RecordedCheck(role, SCHEMA, recorded_inputs(release))
+
+
+def engine(release: Release, role: Role) -> OnnxEngine:
+    return OnnxEngine(release.edge_model if role == "edge" else release.rerank_model)
 
 
 @pytest.mark.parametrize("role", ["edge", "rerank"])
-def test_a_release_that_scores_as_recorded_is_served(tmp_path: Path, role: Role) -> None:
+def test_an_engine_that_scores_as_recorded_is_served(tmp_path: Path, role: Role) -> None:
     release = write_tiny_release(tmp_path / "r")
 
-    verify(handler(release, role), recorded_inputs(release), role)
-    warm_up(handler(release, role), SCHEMA)
+    check(release, role).whole(engine(release, role))
+    assert check(release, role).seconds(engine(release, role)) > 0
 
 
 @pytest.mark.parametrize("role", ["edge", "rerank"])
-def test_a_release_that_scores_otherwise_is_refused(tmp_path: Path, role: Role) -> None:
+def test_an_engine_that_scores_otherwise_is_refused(tmp_path: Path, role: Role) -> None:
     release = write_tiny_release(tmp_path / "r", wrong_by=2e-3)
 
-    with pytest.raises(ReleaseRefused, match=f"{role}: scores differ .* 0.002"):
-        verify(handler(release, role), recorded_inputs(release), role)
+    for test in (check(release, role).whole, check(release, role).quick):
+        with pytest.raises(EngineDisagrees, match=f"{role}: scores differ .* 0.002"):
+            test(engine(release, role))
 
 
 def test_the_other_tiers_model_is_noticed(tmp_path: Path) -> None:
     release = write_tiny_release(tmp_path / "r")
 
-    with pytest.raises(ReleaseRefused):
-        verify(handler(release, "edge"), recorded_inputs(release), "rerank")
+    with pytest.raises(EngineDisagrees):
+        check(release, "rerank").quick(engine(release, "edge"))
 
 
 def test_a_replica_of_a_refused_release_never_listens(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.engine.batch import MAX_WASTE, Features, check_features, group, pad, unpad
+from infra.engine.batch import MAX_HISTORY, Features, check_features, group, newest, pad, unpad
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.run import NonFiniteScores
 from infra.errors import InvalidInput, Permanent, ReleaseRefused
@@ -58,19 +58,44 @@ def test_the_scores_are_those_of_the_formula(engine: OnnxEngine) -> None:
     np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
-@given(st.lists(st.integers(0, 2000), max_size=60), st.integers(1, 5000))
-def test_groups_hold_each_request_once_within_the_bounds(sizes: list[int], max_rows: int) -> None:
-    groups = group(sizes, max_rows)
+SHAPES = st.tuples(st.integers(1, MAX_HISTORY), st.integers(0, 600))
 
-    assert sorted(i for g in groups for i in g) == list(range(len(sizes)))
+
+@given(st.lists(SHAPES, max_size=60), st.integers(1, 5000))
+def test_groups_hold_each_request_once_and_less_than_30_percent_padding(
+    shapes: list[tuple[int, int]], max_rows: int
+) -> None:
+    groups = group(shapes, max_rows)
+
+    assert sorted(i for g in groups for i in g) == list(range(len(shapes)))
     for g in groups:
-        padded = max(sizes[i] for i in g) * len(g)
-        assert len(g) == 1 or padded <= max_rows
-        assert padded <= MAX_WASTE * sum(sizes[i] for i in g)
+        lengths, candidates = [shapes[i][0] for i in g], [shapes[i][1] for i in g]
+        padded = len(g) * max(lengths) * max(candidates)
+        assert len(g) == 1 or len(g) * max(candidates) <= max_rows
+        assert padded - sum(a * b for a, b in zip(lengths, candidates, strict=True)) <= 0.3 * padded
 
 
-def test_requests_of_one_size_share_one_batch() -> None:
-    assert group([100, 100, 100], 4096) == [[0, 1, 2]]
+def test_requests_of_like_shapes_share_one_batch() -> None:
+    assert group([(50, 100)] * 3, 4096) == [[0, 1, 2]]
+    assert group([(50, 100), (1, 100), (48, 98), (2, 400)], 4096) == [[1], [2, 0], [3]]
+
+
+def test_of_a_long_history_the_newest_real_tokens_count() -> None:
+    long = features(MAX_HISTORY + 30, 3)
+    long.mask[-5:] = 0.0
+
+    cut = newest(long)
+
+    np.testing.assert_array_equal(cut.hist, long.hist[25 : MAX_HISTORY + 25])
+    np.testing.assert_array_equal(cut.mask, np.ones(MAX_HISTORY, np.float32))
+    assert newest(cut) is cut
+
+
+def test_a_long_history_of_which_nothing_is_real_is_one_masked_token() -> None:
+    empty = features(MAX_HISTORY + 1, 3)
+    empty.mask[:] = 0.0
+
+    assert newest(empty).mask.tolist() == [0.0]
 
 
 def test_a_score_that_is_not_finite_is_refused(engine: OnnxEngine) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from infra.engine.batch import MAX_HISTORY
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.rank import RankHandler
 from infra.engine.run import NonFiniteScores
@@ -15,6 +16,8 @@ TOKEN, USER = 8, 4
 
 class CountingEngine:
     """The real engine; remembers the batches it ran."""
+
+    kind, precision = "onnxruntime-cpu", "fp32"
 
     def __init__(self, engine: OnnxEngine) -> None:
         self._engine = engine
@@ -59,12 +62,14 @@ def scores(answer: object) -> np.ndarray:
 def test_waiting_requests_run_as_one_batch_and_each_gets_its_own_scores(
     handler: RankHandler, engine: CountingEngine
 ) -> None:
-    requests = [request(3, 20, 1), request(9, 20, 2), request(1, 18, 3)]
+    requests = [request(9, 20, 1), request(8, 20, 2), request(9, 18, 3)]
 
     answers = handler.handle(requests)
 
     assert engine.batches == [3]
     for one, answer in zip(requests, answers, strict=True):
+        assert isinstance(answer, Reply)
+        assert answer.args == {"engine": "onnxruntime-cpu:fp32"}
         np.testing.assert_allclose(scores(answer), scores(handler.handle([one])[0]), atol=1e-5)
 
 
@@ -100,3 +105,12 @@ def test_no_candidates_have_no_scores(handler: RankHandler, engine: CountingEngi
 
 def test_no_requests_have_no_answers(handler: RankHandler) -> None:
     assert list(handler.handle([])) == []
+
+
+def test_a_long_history_scores_as_its_newest_tokens(handler: RankHandler) -> None:
+    long = request(MAX_HISTORY + 40, 5)
+    newest = {name: long.tensors[name][-MAX_HISTORY:] for name in ("hist", "mask")}
+
+    cut = Request("rank", "r1", tensors=long.tensors | newest)
+
+    np.testing.assert_array_equal(scores(handler.handle([long])[0]), scores(handler.handle([cut])[0]))

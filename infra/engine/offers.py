@@ -1,0 +1,54 @@
+"""The engines that can be tried for one ranker of one release, in order.
+
+Knows how each kind is made and where its file lies; imports what runs it only when it is made. Refuses nothing: an
+engine that is not built, or not for this machine, says so itself when it is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from infra.engine.choose import Offer
+from infra.engine.names import full_names
+from infra.engine.run import Engine, EngineUnavailable
+from infra.release import Precision, Release, Role
+
+# Of a release and the folder of its engines, a role and a precision.
+Maker = Callable[[Release, Path, Role, str], Engine]
+
+
+def engine_folder(release: Path) -> Path:
+    """Where the engines of a release lie unless a setting says otherwise."""
+    return release.with_name(f"{release.name}.engines")
+
+
+def offers_of(release: Release, folder: Path, role: Role, names: Sequence[str] = ()) -> list[Offer]:
+    """The engines that `names` (`kind` or `kind:precision`) stand for, in order; of no name, all there are."""
+    found = []
+    for name in full_names(names):
+        kind, _, precision = name.partition(":")
+        if kind in MAKERS:
+            make, heavy = MAKERS[kind]
+            found.append(Offer(kind, precision, partial(make, release, folder, role, precision), heavy))
+    return found
+
+
+def _onnxruntime_cpu(release: Release, folder: Path, role: Role, precision: str) -> Engine:
+    from infra.engine.onnx_cpu import OnnxEngine
+
+    return OnnxEngine(_model(release, role, "int8-cpu" if precision == "int8" else "fp32"), precision=precision)
+
+
+def _model(release: Release, role: Role, precision: Precision) -> Path:
+    path = release.model(role, precision)
+    if path is None:
+        raise EngineUnavailable(f"the release has no {precision} model of {role}; its quality report says why")
+    return path
+
+
+# Kind -> how it is made, and whether opening it is heavy.
+MAKERS: dict[str, tuple[Maker, bool]] = {
+    "onnxruntime-cpu": (_onnxruntime_cpu, False),
+}
