@@ -24,10 +24,11 @@ from infra.garbage import settle
 from infra.logs import configure_logging
 from infra.release import read_release
 from infra.settings import Settings
+from param_server.config import ShardConfig
 from param_server.eviction import Policy
 from param_server.holding import TierRules
 from param_server.keeper import Keeping
-from param_server.shard import Shard, ShardConfig
+from param_server.shard import Shard
 from param_server.tiering import Tiering
 
 _READY_TIMEOUT_S = 60.0

@@ -14,13 +14,15 @@ import numpy as np
 
 from infra.errors import ReleaseRefused
 from infra.release import Release
-from param_server.contract import I64, Op, TableSpec
+from param_server.contract import I64, Op
 from param_server.routing import shard_of
 from param_server.specs import table_specs
 from param_server.table import EmbeddingTable, Export, RowBatch
-from param_server.table.cpu import CpuTable
+from param_server.table.device import HOST, TableDevice
 from param_server.tiering import Tiers
 from param_server.tiers import TieredTable
+
+_PUT_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,13 @@ class Place:
 
 
 def empty_generation(
-    release: Release, place: Place, *, headroom: float, min_capacity_rows: int, tiers: Tiers | None = None
-) -> Generation:
-    """Tables without rows. Raises ReleaseRefused."""
+    release: Release, place: Place, device: TableDevice = HOST, *, headroom: float, min_capacity_rows: int,
+    tiers: Tiers | None = None,
+) -> Generation:  # fmt: skip
+    """Tables without rows. Raises ReleaseRefused, ConfigurationError."""
     specs = table_specs(release, n_shards=place.n_shards, headroom=headroom, min_capacity_rows=min_capacity_rows)
     tables: Mapping[str, EmbeddingTable] = (
-        {name: _table(spec) for name, spec in specs.items()} if tiers is None else tiers.tables(specs)
+        {name: device.plain(spec) for name, spec in specs.items()} if tiers is None else tiers.tables(specs)
     )
     manifest = release.manifest
     return Generation(
@@ -108,17 +111,22 @@ def fill_from_state(generation: Generation, state: Mapping[str, Export], part: O
     return True
 
 
-def _table(spec: TableSpec) -> CpuTable:
-    return CpuTable(dim=spec.dim, capacity_rows=spec.capacity_rows, default_row=spec.default_row)
-
-
 def _put(generation: Generation, table: EmbeddingTable, state: Export, *, behind: bool) -> bool:
     if isinstance(table, TieredTable) and generation.tiers is not None:
         return generation.tiers.fill(table, state, behind=behind)
     dead = np.flatnonzero(state.tombstones)
     live = np.flatnonzero(~state.tombstones) if dead.size else slice(None)
-    done = table.apply(RowBatch(Op.ASSIGN, state.keys[live], state.versions[live], state.rows[live]))
-    if dead.size and not done.full.size:
-        nothing = np.empty((0, table.dim), np.float32)
-        done = table.apply(RowBatch(Op.DELETE, state.keys[dead], state.versions[dead], nothing))
-    return not done.full.size
+    if not _fits(table, RowBatch(Op.ASSIGN, state.keys[live], state.versions[live], state.rows[live])):
+        return False
+    nothing = np.empty((0, table.dim), np.float32)
+    return _fits(table, RowBatch(Op.DELETE, state.keys[dead], state.versions[dead], nothing))
+
+
+def _fits(table: EmbeddingTable, batch: RowBatch) -> bool:
+    # A device takes a batch as a whole: it must not need memory for all rows twice.
+    for start in range(0, batch.keys.size, _PUT_AT_ONCE):
+        part = slice(start, start + _PUT_AT_ONCE)
+        done = table.apply(RowBatch(batch.op, batch.keys[part], batch.versions[part], batch.rows[part]))
+        if done.full.size:
+            return False
+    return True

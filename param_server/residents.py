@@ -37,8 +37,8 @@ class Residents:
 
     @property
     def room(self) -> int:
-        """Entries that would still fit."""
-        return sum(t.capacity_rows - t.size - t.tombstones for t in self.tables)
+        """New entries that are sure to find room."""
+        return sum(table.room for table in self.tables)
 
     def visit(self, keys: I64, tick: int) -> tuple[F32, Bool, int]:
         """Rows f32[n, dim], found bool[n], and how many were; every row found counts as used."""

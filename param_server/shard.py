@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from infra.clock import Clock, SystemClock
@@ -22,19 +20,20 @@ from infra.release import Release
 from infra.wire.messages import Hello, Reply, Request
 from infra.wire.server import WireServer
 from param_server import metrics
+from param_server.config import ShardConfig
 from param_server.deadletter import DeadLetters
 from param_server.feed import Feed
 from param_server.fetch import fetch_tensors
 from param_server.follower import Follower
 from param_server.generation import Generation, Place, empty_generation
-from param_server.keeper import Keeping, SnapshotKeeper
+from param_server.keeper import SnapshotKeeper
 from param_server.restore import Restored, restore
 from param_server.routing import partitions_of_shard
 from param_server.snapshot import LogState, Owner, folder_of
 from param_server.stream import StreamReader
 from param_server.table import EmbeddingTable
-from param_server.table.cpu import warm
-from param_server.tiering import Tiering, Tiers
+from param_server.table.device import HOST, TableDevice
+from param_server.tiering import Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -45,35 +44,14 @@ _OBSERVE_EVERY_S = 1.0
 _SWITCH_S = 0.0005
 
 
-@dataclass(frozen=True, slots=True)
-class ShardConfig:
-    """Where one shard stands and what it talks to. All shards of a stack share `snapshot_root`."""
-
-    index: int
-    n_shards: int
-    n_partitions: int
-    name: str
-    bind: str
-    snapshot_root: Path
-    bootstrap: str
-    topic: str
-    deadletter_topic: str
-    snapshots: Keeping = field(default_factory=Keeping)
-    table_headroom: float = 2.0
-    table_min_capacity_rows: int = 65536
-    apply_budget_s: float = 0.002
-    copy_budget_s: float = 0.001
-    feed_bytes: int = 128 * 1024 * 1024
-    max_batch: int = 64
-    max_queue: int = 1024
-    tiers: Tiering | None = None
-
-
 class Shard:
     """`start()` returns the address when the first request can be answered at full speed."""
 
-    def __init__(self, config: ShardConfig, release: Release, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: ShardConfig, release: Release, clock: Clock | None = None, device: TableDevice = HOST
+    ) -> None:
         self._config = config
+        self._device = device
         self._release = release
         self._clock: Clock = clock or SystemClock()
         self._place = Place(config.index, config.n_shards, config.n_partitions)
@@ -84,7 +62,9 @@ class Shard:
         self._observed_s = 0.0
         self._tables: dict[int, Mapping[int, EmbeddingTable] | None] = {}
         self._tiers = (
-            Tiers(config.tiers, folder, release.manifest.generation, self._place, self._clock) if config.tiers else None
+            Tiers(config.tiers, folder, release.manifest.generation, self._place, self._clock, self._device)
+            if config.tiers
+            else None
         )
         self._restored: Restored
         self._generation: Generation
@@ -103,14 +83,16 @@ class Shard:
             self._tables.setdefault(number, None)
 
     def start(self) -> str:
-        """Load, begin to follow the log, serve; the address. Raises ReleaseRefused."""
+        """Load, begin to follow the log, serve; the address. Raises ReleaseRefused, ConfigurationError."""
         # The thread that decodes the log would else hold the interpreter for 5 ms at a stretch, and lookups with it.
         sys.setswitchinterval(_SWITCH_S)
-        warm()
+        self._device.prepare()
         if self._tiers is not None:
             self._tiers.start()
         self._restored = self._restore()
         self._generation = self._restored.generation
+        hot = self._tiers.hot_tables() if self._tiers is not None else []
+        self._device.warm([*self._generation.tables.values(), *hot])
         log = self._restored.log
         config = self._config
         letters = DeadLetters(self._producer, config.deadletter_topic, config.topic, self._clock)
@@ -185,6 +167,7 @@ class Shard:
             "n_shards": self._config.n_shards,
             "n_partitions": self._config.n_partitions,
             "release": generation.release,
+            "device": self._device.name,
             "generations": [generation.number],
             "tables": {
                 name: {"rows": t.size, "tombstones": t.tombstones, "capacity_rows": t.capacity_rows, "bytes": t.bytes}
@@ -249,6 +232,7 @@ class Shard:
         return empty_generation(
             self._release,
             self._place,
+            self._device,
             headroom=config.table_headroom,
             min_capacity_rows=config.table_min_capacity_rows,
             tiers=self._tiers,

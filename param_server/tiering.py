@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from infra.clock import Clock
-from infra.errors import RedisUnavailable
+from infra.errors import ConfigurationError, RedisUnavailable
 from param_server import metrics
 from param_server.cold import ColdRows, ColdStore
 from param_server.coldnote import ColdNote
@@ -29,8 +29,9 @@ from param_server.hotset import WarmUp, as_bytes, decode_lists, encode_list
 from param_server.residents import Residents
 from param_server.routing import partition_of, shard_of
 from param_server.table import EmbeddingTable, Export
-from param_server.table.cpu import CpuTable
-from param_server.table.evicting import EvictingTable, bytes_for, rows_within, warm
+from param_server.table.device import HOST, TableDevice, tier_in_host_memory
+from param_server.table.evicting import bytes_for, warm
+from param_server.table.tier import TierTable
 from param_server.tiers import TieredTable
 from param_server.updates import Progress, log_version
 
@@ -67,8 +68,12 @@ class Place(Protocol):
 class Tiers:
     """For one shard. `start` before the tables are filled, `serve` when they are, `turn` between batches."""
 
-    def __init__(self, config: Tiering, folder: Path, generation: int, place: Place, clock: Clock) -> None:
+    def __init__(
+        self, config: Tiering, folder: Path, generation: int, place: Place, clock: Clock,
+        device: TableDevice = HOST,
+    ) -> None:  # fmt: skip
         self._config = config
+        self._device = device
         self._note = ColdNote(folder / "cold-id.json")
         self._place = place
         self._clock = clock
@@ -97,15 +102,20 @@ class Tiers:
             self._note.keep(self._ferry.known_id, self._ferry.take_losses())
 
     def tables(self, specs: Mapping[str, TableSpec]) -> dict[str, EmbeddingTable]:
-        """Empty tables; those made before are no longer served."""
-        wants = {name: bytes_for(spec.capacity_rows, spec.dim) for name, spec in specs.items()}
+        """Empty tables; those made before are no longer served. Raises ConfigurationError."""
+        wants = {name: self._device.bytes_for(spec) for name, spec in specs.items()}
         hot = shares(self._config.hot_bytes, wants)
-        warm_shares = shares(self._config.warm_bytes, {name: wants[name] - hot[name] for name in wants})
+        short = {name: spec for name, spec in specs.items() if hot[name] < wants[name]}
+        # What is not hot, as large as it is in host memory.
+        below = {name: int(bytes_for(spec.capacity_rows, spec.dim) * (1 - hot[name] / wants[name]))
+                 for name, spec in short.items()}  # fmt: skip
+        warm_shares = shares(self._config.warm_bytes, below)
+        self._refuse_what_may_find_no_room(short)
         self._ids, self._names = {}, {}
         if self._ferry is not None:
             self._ferry.clear()
         return {
-            name: _plain(spec) if hot[name] >= wants[name] else self._tiered(spec, hot[name], warm_shares[name])
+            name: self._tiered(spec, hot[name], warm_shares[name]) if name in short else self._device.plain(spec)
             for name, spec in specs.items()
         }
 
@@ -122,6 +132,10 @@ class Tiers:
         self._seed(table_id, table)
         cold = partial(self._read_cold, table_id, table.dim) if behind and self._store is not None else None
         return table.restore(state, self._pause, cold)
+
+    def hot_tables(self) -> list[TierTable]:
+        """The hot tier of each table that has tiers."""
+        return [table.hot for table in self._ids.values()]
 
     def serve(self, wake: Callable[[], None]) -> None:
         """The tables are filled: begin to warm them up. `wake` is called when `turn` has something to do."""
@@ -189,17 +203,19 @@ class Tiers:
 
     def _tiered(self, spec: TableSpec, hot_bytes: int, warm_bytes: int) -> TieredTable:
         rules = self._config.rules
-        sizes = [min(rows_within(hot_bytes, spec.dim), spec.capacity_rows)]
-        if warm_bytes:
-            sizes.append(min(rows_within(warm_bytes, spec.dim), spec.capacity_rows))
-        hot, *below = (
-            EvictingTable(dim=spec.dim, capacity_rows=n, default_row=spec.default_row, policy=rules.policy)
-            for n in sizes
-        )
+        hot = self._device.hot(spec, hot_bytes, rules.policy)
+        below: TierTable | None = tier_in_host_memory(spec, warm_bytes, rules.policy) if warm_bytes else None
         lane = self._ferry.lane(spec.table_id, spec.dim) if self._ferry is not None else None
-        table = TieredTable(Residents(hot, below[0] if below else None), rules, lane, self._clock)
+        table = TieredTable(Residents(hot, below), rules, lane, self._clock)
         self._ids[spec.table_id] = self._names[spec.name] = table
         return table
+
+    def _refuse_what_may_find_no_room(self, specs: Mapping[str, TableSpec]) -> None:
+        if specs and self._store is None and not self._device.takes_any_row and not self._config.warm_bytes:
+            raise ConfigurationError(
+                f"tier_cold: off, but the hot tier of {', '.join(specs)} on {self._device.name} is sure of no row; "
+                "turn the cold tier on, or set tier_warm_bytes so that all rows fit there"
+            )
 
     def _seed(self, table_id: int, table: TieredTable) -> None:
         if self._store is not None:
@@ -266,10 +282,6 @@ def _orders(progress: Mapping[int, Progress], n_partitions: int, keys: I64) -> U
     for partition, at in progress.items():
         by_partition[partition] = log_version(at.offset, at.log_epoch)
     return by_partition[partition_of(keys, n_partitions)]
-
-
-def _plain(spec: TableSpec) -> CpuTable:
-    return CpuTable(dim=spec.dim, capacity_rows=spec.capacity_rows, default_row=spec.default_row)
 
 
 def _put_hot(table_id: int, index: int, n_shards: int, value: bytes, store: ColdStore) -> None:

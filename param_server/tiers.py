@@ -32,6 +32,7 @@ from param_server.placeinlog import Orders
 from param_server.residents import Residents, merged_exports, taken
 from param_server.sketch import U8
 from param_server.table import Applied, Bool, Capture, Export, RowBatch, TopK
+from param_server.table.tier import TierTable
 
 _RESTORE_AT_ONCE = 8192
 
@@ -93,6 +94,11 @@ class TieredTable:
     def bytes(self) -> int:
         """Memory set aside, index and sketch included."""
         return sum(table.bytes for table in self._residents.tables) + self._holding.sketch.bytes
+
+    @property
+    def hot(self) -> TierTable:
+        """The hot tier."""
+        return self._residents.hot
 
     @property
     def hold(self) -> bool:

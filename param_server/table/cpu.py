@@ -14,8 +14,8 @@ from param_server.contract import F32, I64, Op
 from param_server.table import Applied, Bool, Export, RowBatch, TopK
 from param_server.table import kernels_cpu as kernels
 from param_server.table.capture import CpuCapture
+from param_server.table.host import NO_KEYS, Index, best_rows, check_batch, look_up, plain, plain_rows
 
-_NO_KEYS = np.empty(0, np.int64)
 # Four cells for three rows; a key finds its cell with 32 bits.
 _MOST_ROWS = 3 << 30
 
@@ -66,21 +66,21 @@ class CpuTable:
         arrays = (self._slots, self._keys, self._states, self._versions, self._rows, self._stamps)
         return sum(array.nbytes for array in arrays)
 
+    @property
+    def _index(self) -> Index:
+        return Index(self._slots, self._keys, self._states, self._rows)
+
     def lookup(self, keys: I64) -> tuple[F32, Bool]:
         """Return rows f32[n, dim] and found bool[n] for keys i64[n]; a missing key has the default row."""
-        rows = np.empty((keys.size, self.dim), np.float32)
-        found = np.empty(keys.size, np.bool_)
-        kernels.lookup(self._slots, self._keys, self._states, self._rows, _plain(keys), self._default_row, rows, found)
-        return rows, found
+        return look_up(self._index, keys, self._default_row)
 
     def apply(self, batch: RowBatch) -> Applied:
         """Write the batch. Raises ValueError when its arrays do not fit this table."""
+        check_batch(batch, self.dim)
         n = batch.keys.size
-        if batch.rows.shape != (0 if batch.op is Op.DELETE else n, self.dim) or batch.versions.size != n:
-            raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {self.dim}")
         adding = batch.op is Op.ADD
         refused = np.zeros(n, np.uint8)
-        keys = _plain(batch.keys)
+        keys = plain(batch.keys)
         if self._capture is not None:
             self._capture.save(keys)
         applied, stale, self._used, self._live = (kernels.add if adding else kernels.assign)(
@@ -95,38 +95,19 @@ class CpuTable:
             self._live,
             keys,
             np.array(batch.versions, np.uint64, order="C"),
-            _rows(batch.rows),
+            plain_rows(batch.rows),
             batch.versioned_rows if adding else batch.op is Op.DELETE,
             refused,
         )
         if applied + stale == n:
-            return Applied(applied, stale, _NO_KEYS, _NO_KEYS)
+            return Applied(applied, stale, NO_KEYS, NO_KEYS)
         return Applied(
             applied, stale, np.flatnonzero(refused == kernels.FULL), np.flatnonzero(refused == kernels.OVERFLOW)
         )
 
     def topk(self, queries: F32, k: int, exclude: Sequence[I64] = ()) -> list[TopK]:
-        """Return the k live rows of greatest dot product for each query f32[q, dim]; `exclude` as in the protocol.
-
-        One product per query, not one for all: the answer to a query must not depend on which others came with it.
-        """
-        if exclude and len(exclude) != len(queries):
-            raise ValueError(f"{len(exclude)} exclusions for {len(queries)} queries")
-        return [self._topk(q, k, exclude[i] if exclude else _NO_KEYS) for i, q in enumerate(queries)]
-
-    def _topk(self, query: F32, k: int, exclude: I64) -> TopK:
-        # A row or query of huge numbers may overflow: such a score is infinite and never wins.
-        with np.errstate(all="ignore"):
-            scores = self._rows[: self._used] @ query
-        ranks = np.empty(self._used, np.uint64)
-        count = kernels.rank(scores, self._slots, self._keys, self._states, self._used, _plain(exclude), ranks)
-        ranks = ranks[:count]
-        k = min(max(k, 0), count)
-        if 0 < k < count:
-            ranks.partition(k - 1)
-        ranks[:k].sort()
-        best = kernels.settle(ranks[:k], ranks[k:], self._slots, self._keys)
-        return TopK(self._keys[best], scores[best], self._rows[best])
+        """Return the k live rows of greatest dot product for each query f32[q, dim]; `exclude` as in the protocol."""
+        return best_rows(self._index, self._used, queries, k, exclude)
 
     def export(self, since_version: int = 0) -> Export:
         """Return copies of every entry whose version is at least `since_version`, tombstones included."""
@@ -167,12 +148,3 @@ def warm() -> None:
     table.capture().take(1)
     table.lookup(keys)
     table.topk(rows, 2, (keys[:1], keys[:0]))
-
-
-def _plain(keys: I64) -> I64:
-    """The one memory layout the kernels are compiled for; what comes from the wire is read-only."""
-    return np.array(keys, np.int64, order="C")
-
-
-def _rows(rows: F32) -> F32:
-    return np.require(rows, np.float32, ["C", "A", "W"])

@@ -18,9 +18,9 @@ from param_server.table import Applied, Bool, Export, RowBatch, TopK
 from param_server.table import kernels_cpu as kernels
 from param_server.table import kernels_evicting as evicting
 from param_server.table.evicting_capture import EvictingCapture
+from param_server.table.host import NO_KEYS, Index, as_is, best_rows, check_batch, look_up, plain, plain_rows
 from param_server.table.tier import Entries, Upserted, room_for
 
-_NO_KEYS = np.empty(0, np.int64)
 _EXPIRE_AT_ONCE = 4096
 _SAMPLE = 4096
 _MOST_MARKS = 2**32 - 1
@@ -76,30 +76,36 @@ class EvictingTable:
         return int(self._keys.size)
 
     @property
+    def room(self) -> int:
+        """Entries that would still fit."""
+        return self.capacity_rows - self._used + self._n_free
+
+    @property
     def bytes(self) -> int:
         """Memory set aside, index included."""
         return bytes_for(self.capacity_rows, self.dim)
 
+    @property
+    def _index(self) -> Index:
+        return Index(self._slots, self._keys, self._states, self._rows)
+
     def lookup(self, keys: I64) -> tuple[F32, Bool]:
         """Return rows f32[n, dim] and found bool[n] for keys i64[n]; a missing key has the default row."""
-        rows, found = np.empty((keys.size, self.dim), np.float32), np.empty(keys.size, np.bool_)
-        kernels.lookup(self._slots, self._keys, self._states, self._rows, _plain(keys), self._default_row, rows, found)
-        return rows, found
+        return look_up(self._index, keys, self._default_row)
 
     def visit(self, keys: I64, tick: int) -> tuple[F32, Bool, int]:
         """The same, which counts as a use at `tick`; and how many were found."""
         rows, found = np.empty((keys.size, self.dim), np.float32), np.empty(keys.size, np.bool_)
         n_found = evicting.visit(
-            self._slots, self._keys, self._states, self._rows, self._scores, _plain(keys), self._default_row, rows,
+            self._slots, self._keys, self._states, self._rows, self._scores, plain(keys), self._default_row, rows,
             found, self._mode, tick, self._gains,
         )  # fmt: skip
         return rows, found, int(n_found)
 
     def apply(self, batch: RowBatch) -> Applied:
         """Write to the keys that are held; others are `full`. Raises ValueError when arrays do not fit this table."""
+        check_batch(batch, self.dim)
         n = batch.keys.size
-        if batch.rows.shape != (0 if batch.op is Op.DELETE else n, self.dim) or batch.versions.size != n:
-            raise ValueError(f"{n} keys, {batch.versions.size} versions, rows {batch.rows.shape}, dim {self.dim}")
         adding = batch.op is Op.ADD
         refused = np.zeros(n, np.uint8)
         if self._capture is not None:
@@ -108,11 +114,11 @@ class EvictingTable:
         applied, stale, _, self._live = (kernels.add if adding else kernels.assign)(
             self._slots, self._keys, self._states, self._versions, self._rows, self._stamps, 2 * self._number + 1,
             self.capacity_rows, self._live,
-            _plain(batch.keys), np.array(batch.versions, np.uint64, order="C"), _rows(batch.rows),
+            plain(batch.keys), np.array(batch.versions, np.uint64, order="C"), plain_rows(batch.rows),
             batch.versioned_rows if adding else batch.op is Op.DELETE, refused,
         )  # fmt: skip
         if applied + stale == n:
-            return Applied(applied, stale, _NO_KEYS, _NO_KEYS)
+            return Applied(applied, stale, NO_KEYS, NO_KEYS)
         return Applied(
             applied, stale, np.flatnonzero(refused == kernels.FULL), np.flatnonzero(refused == kernels.OVERFLOW)
         )
@@ -141,7 +147,7 @@ class EvictingTable:
         out, captured = room_for(keys.size, self.dim), np.zeros(keys.size, np.uint8)
         n_out, self._n_free, self._live = evicting.remove(
             self._slots, self._keys, self._states, self._versions, self._rows, self._scores, self._stamps, self._free,
-            *self._captured, self._n_free, self._live, _plain(keys), above, captured, *_parts(out),
+            *self._captured, self._n_free, self._live, plain(keys), above, captured, *_parts(out),
         )  # fmt: skip
         self._keep(out, captured[:n_out])
         return out.take(slice(0, n_out))
@@ -151,7 +157,7 @@ class EvictingTable:
         if not self.tombstones:
             return room_for(0, self.dim)
         dead = np.empty(keys.size, np.int64)
-        return self.remove(dead[: evicting.tombstones(self._slots, self._keys, self._states, _plain(keys), dead)])
+        return self.remove(dead[: evicting.tombstones(self._slots, self._keys, self._states, plain(keys), dead)])
 
     def expire(self, below: int) -> Entries:
         """Take out rows of a lesser score from among the next few thousand."""
@@ -180,7 +186,7 @@ class EvictingTable:
 
     def pin(self, keys: I64) -> None:
         """Keep those of keys that are held."""
-        evicting.set_score(self._slots, self._keys, self._scores, _plain(keys), PINNED)
+        evicting.set_score(self._slots, self._keys, self._scores, plain(keys), PINNED)
 
     def soil(self) -> None:
         """Take every row for changed."""
@@ -206,7 +212,7 @@ class EvictingTable:
         """Copy aside what these keys hold: they are to change."""
         entries = np.empty(keys.size, np.int64)
         count = evicting.about_to_change(
-            self._slots, self._keys, self._stamps, *capture.bounds, 2 * self._number, _plain(keys), entries
+            self._slots, self._keys, self._stamps, *capture.bounds, 2 * self._number, plain(keys), entries
         )
         if count:
             capture.saved.append(self.entries_at(entries[:count]))
@@ -218,22 +224,7 @@ class EvictingTable:
 
     def topk(self, queries: F32, k: int, exclude: Sequence[I64] = ()) -> list[TopK]:
         """Return the k live rows of greatest dot product for each query f32[q, dim]; `exclude` as in the protocol."""
-        if exclude and len(exclude) != len(queries):
-            raise ValueError(f"{len(exclude)} exclusions for {len(queries)} queries")
-        return [self._topk(q, k, exclude[i] if exclude else _NO_KEYS) for i, q in enumerate(queries)]
-
-    def _topk(self, query: F32, k: int, exclude: I64) -> TopK:
-        with np.errstate(all="ignore"):
-            scores = self._rows[: self._used] @ query
-        ranks = np.empty(self._used, np.uint64)
-        count = kernels.rank(scores, self._slots, self._keys, self._states, self._used, _plain(exclude), ranks)
-        ranks = ranks[:count]
-        k = min(max(k, 0), count)
-        if 0 < k < count:
-            ranks.partition(k - 1)
-        ranks[:k].sort()
-        best = kernels.settle(ranks[:k], ranks[k:], self._slots, self._keys)
-        return TopK(self._keys[best], scores[best], self._rows[best])
+        return best_rows(self._index, self._used, queries, k, exclude)
 
     def export(self, since_version: int = 0) -> Export:
         """Return copies of every entry whose version is at least `since_version`, tombstones included."""
@@ -281,19 +272,6 @@ def warm() -> None:
 
 def _parts(entries: Entries) -> tuple[Any, ...]:
     return (
-        _as_is(entries.keys), _as_is(entries.versions), _as_is(entries.tombstones), _as_is(entries.rows),
-        _as_is(entries.scores), _as_is(entries.dirty),
+        as_is(entries.keys), as_is(entries.versions), as_is(entries.tombstones), as_is(entries.rows),
+        as_is(entries.scores), as_is(entries.dirty),
     )  # fmt: skip
-
-
-def _as_is(array: np.ndarray[Any, Any]) -> Any:
-    """The one memory layout the kernels are compiled for; copied only where it is another."""
-    return np.require(array, None, ["C", "A", "W"])
-
-
-def _plain(keys: I64) -> I64:
-    return np.array(keys, np.int64, order="C")
-
-
-def _rows(rows: F32) -> F32:
-    return np.require(rows, np.float32, ["C", "A", "W"])

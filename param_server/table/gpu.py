@@ -21,11 +21,13 @@ from torch import Tensor
 from param_server.contract import F32, I64
 from param_server.table import Applied, Bool, Export, RowBatch, TopK
 from param_server.table.gpu_arrays import Arrays, Dtype, buckets_for, carve, keys_of
+from param_server.table.gpu_capture import GpuCapture, gather, rows_at
 from param_server.table.gpu_graph import LookupGraphs
 from param_server.table.gpu_host import device_of_process, to_device, to_host
 from param_server.table.gpu_topk import best_rows
-from param_server.table.gpu_write import Evicted, Writer
-from param_server.table.kernels import find_kernel, gather_kernel, lookup_kernel
+from param_server.table.gpu_write import Writer
+from param_server.table.kernels import find_kernel, lookup_kernel
+from param_server.table.tier import Entries
 
 # Above this load a search visits several buckets; below it memory lies idle.
 _LOAD = 0.9
@@ -49,8 +51,8 @@ class GpuTable:
             raise ValueError(f"capacity_rows is {capacity_rows}, it must be positive")
         device = device_of_process()
         if arrays is None:
-            slots = capacity_rows if evicting else int(capacity_rows / _LOAD) + 1
-            arrays = carve([buckets_for(slots)], dim, dtype, device)[0]
+            slots = capacity_rows if evicting else slots_for(capacity_rows)
+            arrays = carve([buckets_for(slots)], dim, dtype, device, evicting=evicting)[0]
         self._arrays = arrays
         self._dim = dim
         self._evicting = evicting
@@ -133,7 +135,7 @@ class GpuTable:
         """Write the batch. Raises ValueError when its arrays do not fit this table."""
         return self._writer.apply(batch)
 
-    def upsert(self, batch: RowBatch, scores: NDArray[np.uint32]) -> tuple[Applied, Evicted]:
+    def upsert(self, batch: RowBatch, scores: NDArray[np.uint32]) -> tuple[Applied, Entries]:
         """Assign rows to an evicting table with scores u32[n] (2^32 - 1 pins), and return what had to leave.
 
         `full` holds the positions whose whole bucket is pinned or written by this batch. Raises ValueError as `apply`.
@@ -170,7 +172,8 @@ class GpuTable:
         best = best_rows(self._arrays, np.ascontiguousarray(queries, np.float32), want)
         kept = [_left(one.keys, exclude[i] if exclude else None)[:k] for i, one in enumerate(best)]
         slots = np.concatenate([one.slots[some] for one, some in zip(best, kept, strict=True)])
-        (rows,) = to_host([self._rows_at(to_device(slots, np.int64, self._arrays.words.device))])
+        at = to_device(slots, np.int64, self._arrays.words.device)
+        (rows,) = to_host([rows_at(self._arrays, at, self._dim)])
         answers = []
         for one, some in zip(best, kept, strict=True):
             keys = one.keys[some]
@@ -180,19 +183,15 @@ class GpuTable:
 
     def gather_device(self, slots: Tensor, out: Tensor) -> None:
         """Fill out[n, dim] (f32 or the table's type) with the rows at slots i64[n], zeros where they are negative."""
-        a = self._arrays
-        block_d = triton.next_power_of_2(self._dim)
-        k = max(1, min(32, _TILE_BYTES // (block_d * out.element_size())))
-        if slots.numel():
-            gather_kernel[(triton.cdiv(slots.numel(), k),)](
-                slots, out, a.rows, a.scales, slots.numel(),
-                D=self._dim, BLOCK_D=block_d, K=k, SCALED=a.scales is not None, num_warps=1,
-            )  # fmt: skip
+        gather(self._arrays, slots, out)
 
-    def _rows_at(self, slots: Tensor) -> Tensor:
-        out = torch.empty((slots.numel(), self._dim), dtype=torch.float32, device=slots.device)
-        self.gather_device(slots, out)
-        return out
+    def mark(self) -> int:
+        """Return a number to capture from: what changes from now on is in `capture(number)`."""
+        return self._writer.changes.mark()
+
+    def capture(self, since: int = 0) -> GpuCapture:
+        """Begin a copy of this moment: all entries, or those changed after `since`. Ends the capture before."""
+        return self._writer.changes.capture(since)
 
     def export(self, since_version: int = 0) -> Export:
         """Return copies of every entry whose version is at least `since_version`, tombstones included."""
@@ -211,13 +210,18 @@ class GpuTable:
         slots = chosen.nonzero()[:, 0] + first
         words = a.words[slots]
         dead = (words >> 62 & 3) == _TOMBSTONE
-        rows = self._rows_at(torch.where(dead, -1, slots))
+        rows = rows_at(a, torch.where(dead, -1, slots), self._dim)
         return to_host([keys_of(words, slots, a.n_buckets), a.versions[slots], dead, rows])
 
     def _default_as(self, kind: torch.dtype) -> Tensor:
         if kind not in self._defaults:
             self._defaults[kind] = self._default.to(kind)
         return self._defaults[kind]
+
+
+def slots_for(capacity_rows: int) -> int:
+    """Places of a table that holds so many rows."""
+    return int(capacity_rows / _LOAD) + 1
 
 
 def _left(keys: I64, exclude: I64 | None) -> I64:

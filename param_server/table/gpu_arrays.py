@@ -34,13 +34,15 @@ _UNMULTIPLY_2 = pow(0xC4CEB9FE1A85EC53, -1, 1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """words i64, records i64[slots, 2], rows [slots, dim], scales f32 (rows of bytes only) of n_buckets * 8 slots."""
+    """words i64, records i64[slots, 2], rows [slots, dim], scales f32 (rows of bytes only), own_stamps i32 (evicting
+    tables only) of n_buckets * 8 slots."""
 
     n_buckets: int
     words: Tensor
     records: Tensor
     rows: Tensor
     scales: Tensor | None
+    own_stamps: Tensor | None = None
 
     @property
     def versions(self) -> Tensor:
@@ -58,6 +60,16 @@ class Arrays:
         return self.records.view(torch.int32)[:, 3]
 
     @property
+    def stamps(self) -> Tensor:
+        """When each entry changed (`kernels_capture.py`), i32: in place of the scores where there are none."""
+        return self.scores if self.own_stamps is None else self.own_stamps
+
+    @property
+    def stamp_stride(self) -> int:
+        """Numbers of 32 bits from stamp to stamp."""
+        return 4 if self.own_stamps is None else 1
+
+    @property
     def n_slots(self) -> int:
         """Places for a row."""
         return self.n_buckets * LANES
@@ -65,7 +77,7 @@ class Arrays:
     @property
     def bytes(self) -> int:
         """Memory of all arrays."""
-        parts = (self.words, self.records, self.rows, self.scales)
+        parts = (self.words, self.records, self.rows, self.scales, self.own_stamps)
         return sum(part.nbytes for part in parts if part is not None)
 
 
@@ -79,7 +91,23 @@ def buckets_for(slots: int) -> int:
     return n
 
 
-def carve(buckets: Sequence[int], dim: int, dtype: Dtype, device: torch.device) -> list[Arrays]:
+def bytes_for(slots: int, dim: int, *, evicting: bool) -> int:
+    """Memory of a table of f32 rows with at least so many slots."""
+    return buckets_for(slots) * LANES * (8 + 16 + 4 * dim + (4 if evicting else 0))
+
+
+def slots_within(budget_bytes: int, dim: int, *, evicting: bool) -> int:
+    """Slots of the largest table of f32 rows that takes no more memory than that; the fewest there can be at least."""
+    slots = budget_bytes // (8 + 16 + 4 * dim + (4 if evicting else 0))
+    while slots > FEWEST_BUCKETS * LANES and bytes_for(slots, dim, evicting=evicting) > budget_bytes:
+        # The next prime is above: go down by more than the gaps between primes.
+        slots -= max(LANES, slots // 1000)
+    return max(slots, FEWEST_BUCKETS * LANES)
+
+
+def carve(
+    buckets: Sequence[int], dim: int, dtype: Dtype, device: torch.device, *, evicting: bool = False
+) -> list[Arrays]:
     """One allocation per array for tables of so many buckets each; the tables share nothing but that."""
     if not 1 <= dim <= MOST_DIM:
         raise ValueError(f"dim is {dim}, it must be in [1, {MOST_DIM}]")
@@ -88,13 +116,15 @@ def carve(buckets: Sequence[int], dim: int, dtype: Dtype, device: torch.device) 
     records = torch.zeros((slots, 2), dtype=torch.int64, device=device)
     rows = torch.empty((slots, dim), dtype=_TYPES[dtype], device=device)
     scales = torch.zeros(slots, dtype=torch.float32, device=device) if dtype == "i8" else None
+    stamps = torch.zeros(slots, dtype=torch.int32, device=device) if evicting else None
     tables = []
     end = 0
     for n in buckets:
         part = slice(end, end + n * LANES)
         end = part.stop
         own_scales = None if scales is None else scales[part]
-        tables.append(Arrays(n, words[part], records[part], rows[part], own_scales))
+        own_stamps = None if stamps is None else stamps[part]
+        tables.append(Arrays(n, words[part], records[part], rows[part], own_scales, own_stamps))
     return tables
 
 

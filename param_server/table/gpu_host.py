@@ -20,7 +20,12 @@ def device_of_process() -> torch.device:
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    raise ConfigurationError("there is no CUDA GPU for a GPU table; set TRITON_INTERPRET=1 to try it without, slowly")
+    built = torch.version.cuda
+    why = f"PyTorch (CUDA {built}) finds no GPU it can use" if built else "this PyTorch is built without CUDA"
+    raise ConfigurationError(
+        f"shard_device: {why}; see nvidia-smi and the PyTorch that is installed, or set shard_device to cpu "
+        "(TRITON_INTERPRET=1 tries GPU tables without one, slowly)"
+    )
 
 
 def to_device(values: NDArray[Any], kind: DTypeLike, device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ from param_server.table.kernels_add import accumulate_kernel
 from param_server.table.kernels_claim import claim_kernel
 from param_server.table.kernels_replace import replace_kernel
 from param_server.table.kernels_tidy import tidy_kernel
+from param_server.table.kernels_tier import take_out_kernel
 from param_server.table.kernels_write import settle_kernel, write_kernel
 
 _COUNTERS = (5, 64)
@@ -42,11 +43,14 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The same on the device, at the positions of the batch: words i64[n] (0: nothing left), slots, versions, rows."""
+    """What left, on the device, at the positions of the batch: words i64[n] (0: nothing left), slots, versions, scores
+    and stamps i32[n], rows."""
 
     words: Tensor
     slots: Tensor
     versions: Tensor
+    scores: Tensor
+    stamps: Tensor
     rows: Tensor
 
 
@@ -94,19 +98,33 @@ class Launcher:
         return codes, mark
 
     def replace(
-        self, staged: Staged, codes: Tensor, mark: int, scores: Tensor, counters: Tensor, *, keep_rows: bool = True
-    ) -> Gone:
-        """Write what `put` has not found, evicting. Without `keep_rows` the rows of what leaves are not copied."""
+        self, staged: Staged, codes: Tensor, mark: int, scores: Tensor, counters: Tensor, *, keep_rows: bool = True,
+        force: bool = True,
+    ) -> Gone:  # fmt: skip
+        """Write what `put` has not found, evicting (without `force`: only rows of lesser score). Without `keep_rows`
+        the rows of what leaves are not copied."""
         a = self._arrays
         n = codes.numel()
-        rows = torch.empty((n if keep_rows else 0, self._dim), dtype=torch.float32, device=codes.device)
-        gone = Gone(torch.empty_like(codes), torch.empty_like(codes), torch.empty_like(codes), rows)
+        gone = self._room_for(codes, n if keep_rows else 0)
         shape = self._shape(_TILE_NUMBERS // 2)
         replace_kernel[_grid(n, shape["K"])](
             staged.keys, staged.versions, staged.order, staged.rows, scores, codes,
-            a.words, a.records, a.marks, a.scores, a.rows, a.scales,
-            gone.words, gone.slots, gone.versions, gone.rows, counters, n, a.n_buckets, mark,
-            ORDERED=staged.order is None, KEEP_ROWS=keep_rows, num_warps=1, **shape,
+            a.words, a.records, a.marks, a.scores, a.stamps, a.rows, a.scales,
+            gone.words, gone.slots, gone.versions, gone.scores, gone.stamps, gone.rows, counters, n, a.n_buckets, mark,
+            ORDERED=staged.order is None, KEEP_ROWS=keep_rows, FORCE=force, num_warps=1, **shape,
+        )  # fmt: skip
+        return gone
+
+    def take_out(self, keys: Tensor, above: int, *, dead: bool) -> Gone:
+        """Empty the places of keys i64[n] with a score greater than `above` (with `dead`: of tombstones among them)."""
+        a = self._arrays
+        n = keys.numel()
+        gone = self._room_for(keys, n)
+        shape = self._shape(_TILE_NUMBERS // 2)
+        take_out_kernel[_grid(n, shape["K"])](
+            keys, a.words, a.records, a.scores, a.stamps, a.rows, a.scales,
+            gone.words, gone.slots, gone.versions, gone.scores, gone.stamps, gone.rows, n, a.n_buckets, above,
+            DEAD=dead, num_warps=1, **shape,
         )  # fmt: skip
         return gone
 
@@ -154,6 +172,12 @@ class Launcher:
             VERSIONED=staged.versioned_rows, num_warps=1, **shape,
         )  # fmt: skip
         return over
+
+    def _room_for(self, codes: Tensor, n_rows: int) -> Gone:
+        words, slots, versions = (torch.empty_like(codes) for _ in range(3))
+        scores, stamps = (torch.empty_like(codes, dtype=torch.int32) for _ in range(2))
+        rows = torch.empty((n_rows, self._dim), dtype=torch.float32, device=codes.device)
+        return Gone(words, slots, versions, scores, stamps, rows)
 
     def _take_marks(self, n: int) -> int:
         if self._next_mark > _MOST_MARKS - n:

@@ -12,27 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from param_server.contract import F32, I64, U64, Op
-from param_server.table import Applied, Bool, RowBatch
+from param_server.contract import I64, U64, Op
+from param_server.table import Applied, Bool, Export, RowBatch
 from param_server.table.gpu_arrays import Arrays, keys_of
+from param_server.table.gpu_capture import Changes
 from param_server.table.gpu_host import Fetch, to_device, to_host
 from param_server.table.gpu_launch import Gone, Launcher, Staged
+from param_server.table.tier import Entries, room_for
 
 _NO_KEYS = np.empty(0, np.int64)
 _STALE = -1
+_TOMBSTONE = 2
 # Below this load hardly any key is far from home.
 _TIDY_LOAD = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """What left a table for a batch: keys i64[m], versions u64[m], tombstones bool[m], rows f32[m, dim] (zeros under a
-    tombstone). It must go down a tier, or is lost here."""
-
-    keys: I64
-    versions: U64
-    tombstones: Bool
-    rows: F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +44,7 @@ class Writer(Launcher):
     def __init__(self, arrays: Arrays, dim: int, capacity_rows: int, *, evicting: bool) -> None:
         super().__init__(arrays, dim, evicting=evicting)
         self._capacity = capacity_rows
+        self.changes = Changes(arrays, dim, chain=not evicting)
         self.live = 0
         self.used = 0
 
@@ -82,38 +75,57 @@ class Writer(Launcher):
         codes, mark, over = staged.keys, 0, None
         if staged.keys.numel():
             insert, gate = self._admit(staged)
+            self.changes.before(staged.keys)
             if staged.op is Op.ADD:
                 codes = self.claim(staged.keys, counters, gate, insert=insert)
                 over = self.accumulate(staged, codes, counters)
             else:
                 codes, mark = self.put(staged, counters, gate, insert=insert)
                 self.settle(staged, codes, mark, counters)
+            self.changes.after(codes)
         return Pending(staged, codes, mark, over, Fetch([counters] if over is None else [counters, over]))
 
     def finish(self, pending: Pending) -> Applied:
         """Wait for a write and count what it did."""
         before = self.used
         done = self._report(pending)
-        if self.used > before and self.used > _TIDY_LOAD * self._arrays.n_slots and pending.over is None:
+        crowded = self.used > before and self.used > _TIDY_LOAD * self._arrays.n_slots
+        if crowded and pending.over is None and not self.changes.still:
             self.tidy(pending.staged.keys, pending.codes, pending.mark)
         return done
 
-    def upsert(self, batch: RowBatch, scores: NDArray[np.uint32]) -> tuple[Applied, Evicted]:
-        """Assign, evicting where there is no room. Raises ValueError when the batch or the table is of another kind."""
+    def upsert(
+        self, batch: RowBatch, scores: NDArray[np.uint32], dirty: Bool | None = None, *, force: bool = True
+    ) -> tuple[Applied, Entries]:
+        """Assign, evicting where there is no room (without `force`: only rows of lesser score); what had to leave.
+
+        `dirty` bool[n]: whether each differs from what is below; None: all. Raises ValueError when the batch or the
+        table is of another kind.
+        """
         if not self._evicting or batch.op is not Op.ASSIGN or scores.size != batch.keys.size:
             raise ValueError("upsert assigns rows with a score each to an evicting table")
         staged = self.stage(batch)
         if batch.keys.size == 0:
-            empty = np.empty((0, self._dim), np.float32)
-            nothing = Evicted(_NO_KEYS, np.empty(0, np.uint64), np.empty(0, np.bool_), empty)
-            return Applied(0, 0, _NO_KEYS, _NO_KEYS), nothing
+            return Applied(0, 0, _NO_KEYS, _NO_KEYS), room_for(0, self._dim)
+        device = staged.keys.device
         counters = self.new_counters()
-        ranks = to_device(scores, np.uint32, staged.keys.device)
-        ranks = ranks if staged.order is None else ranks[staged.order]
+        ranks = self._in_its_order(staged, to_device(scores, np.uint32, device))
+        changed = None if dirty is None else self._in_its_order(staged, to_device(dirty, np.uint8, device))
+        self.changes.before(staged.keys)
         codes, mark = self.put(staged, counters, None, insert=False, scores=ranks)
-        gone = self.replace(staged, codes, mark, ranks, counters)
+        gone = self.replace(staged, codes, mark, ranks, counters, force=force)
         self.settle(staged, codes, mark, counters, ranks)
-        return self._report(Pending(staged, codes, mark, None, Fetch([counters]))), self._evicted(gone)
+        self.changes.after(codes, mark, changed)
+        return self._report(Pending(staged, codes, mark, None, Fetch([counters]))), self._left(gone)
+
+    def remove(self, keys: I64, above: int = -1, *, dead: bool = False) -> Entries:
+        """Take out those of keys that are held with a score greater than `above` (with `dead`: tombstones only)."""
+        if not keys.size:
+            return room_for(0, self._dim)
+        left = self._left(self.take_out(to_device(keys, np.int64, self.device), above, dead=dead))
+        self.used -= left.n
+        self.live -= int(np.count_nonzero(~left.tombstones))
+        return left
 
     def warm(self) -> None:
         """Compile every kernel a write can need, by launching it on nothing."""
@@ -131,7 +143,8 @@ class Writer(Launcher):
                 if self._evicting and op is Op.ASSIGN:
                     scores = none.to(torch.int32)
                     self.put(staged, counters, None, insert=False, scores=scores)
-                    self.replace(staged, codes, mark, scores, counters)
+                    for force in (True, False):
+                        self.replace(staged, codes, mark, scores, counters, force=force)
                     self.settle(staged, codes, mark, counters, scores)
         for gate in (None, none.to(torch.uint8)):
             self.claim(none, counters, gate, insert=insert)
@@ -139,6 +152,10 @@ class Writer(Launcher):
         for versioned in (True, False):
             self.accumulate(Staged(Op.ADD, none, none, rows, versioned_rows=versioned), none, counters)
         self.tidy(none, none, 1)
+        self.changes.warm()
+        if self._evicting:
+            for dead in (True, False):
+                self.take_out(none, -1, dead=dead)
 
     def _report(self, pending: Pending) -> Applied:
         codes, order = pending.codes, pending.staged.order
@@ -174,15 +191,23 @@ class Writer(Launcher):
         entering = names[np.sort(met)][:room]
         return to_device(~new | np.isin(keys, entering), np.uint8, staged.keys.device)
 
-    def _evicted(self, gone: Gone) -> Evicted:
-        left = gone.words.nonzero()[:, 0]
-        words, slots = gone.words[left], gone.slots[left]
-        dead = (words >> 62 & 3) == 2
-        rows = torch.where(dead[:, None], 0.0, gone.rows[left])
-        keys, versions, tombstones, values = to_host(
-            [keys_of(words, slots, self._arrays.n_buckets), gone.versions[left], dead, rows]
-        )
-        return Evicted(keys, versions.view(np.uint64), tombstones, values)
+    def _left(self, gone: Gone) -> Entries:
+        """What has left, on the host; a capture under way keeps what belongs to it."""
+        at = gone.words.nonzero()[:, 0]
+        words, slots = gone.words[at], gone.slots[at]
+        dead = (words >> 62 & 3) == _TOMBSTONE
+        # Nobody has written the rows of tombstones.
+        rows = torch.where(dead[:, None], 0.0, gone.rows[at])
+        columns = [keys_of(words, slots, self._arrays.n_buckets), slots, gone.versions[at], gone.scores[at]]
+        keys, places, versions, scores, stamps, tombstones, values = to_host([*columns, gone.stamps[at], dead, rows])
+        left = Export(keys, versions.view(np.uint64), tombstones, values)
+        self.changes.gone(places, stamps, left)
+        dirty = (stamps & 1).astype(np.bool_)
+        return Entries(keys, left.versions, tombstones, values, scores.view(np.uint32), dirty)
+
+    @staticmethod
+    def _in_its_order(staged: Staged, values: Tensor) -> Tensor:
+        return values if staged.order is None else values[staged.order]
 
 
 def in_order(batch: RowBatch, dim: int) -> tuple[I64, U64, I64 | None]:

@@ -46,10 +46,11 @@ _PINNED = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def _victim(words, records, bucket, wanted, pending, first_mark):
+def _victim(words, records, bucket, wanted, most, pending, first_mark):
     """Per bucket: whether a twin brought the key in, else which lane to take (or -1), and the word there.
 
-    An empty lane is best, then the least score. Lanes written by this batch, fresh or pinned are not for the taking.
+    An empty lane is best, then the least score below `most`. Lanes written by this batch or fresh are not for the
+    taking.
     """
     lane = tl.arange(0, LANES)[None, :]
     at = bucket[:, None] * LANES + lane
@@ -58,7 +59,7 @@ def _victim(words, records, bucket, wanted, pending, first_mark):
     record = tl.load(records + at * 2 + 1, mask=pending[:, None], other=0, cache_modifier=".cg")
     score = (record >> 32) & 0xFFFFFFFF
     twin = tl.max(tl.where(is_key(line, wanted[:, None]), lane, -1), 1)
-    held = (record.to(tl.int32) >= first_mark) | (((line >> STATE_SHIFT) & 3) == FRESH) | (score == _PINNED)
+    held = (record.to(tl.int32) >= first_mark) | (((line >> STATE_SHIFT) & 3) == FRESH) | (score >= most[:, None])
     rank = tl.where(line == 0, 0, (score + 1) << 3) | lane
     rank = tl.where((line != 0) & held, _NO_LANE, rank)
     least = tl.min(rank, 1)
@@ -68,14 +69,14 @@ def _victim(words, records, bucket, wanted, pending, first_mark):
 
 
 @triton.jit
-def _conquer(words, records, bucket, wanted, missing, first_mark, K: tl.constexpr):
+def _conquer(words, records, bucket, wanted, most, missing, first_mark, K: tl.constexpr):
     """Slot i64[K] (or -1) of each missing key, who took it himself, and the word he took it from."""
     slot = tl.full([K], -1, tl.int64)
     taken = tl.full([K], 0, tl.int64)
     made = tl.full([K], 0, tl.int32)
     pending = missing
     while any_of(pending):
-        twin, lane, word = _victim(words, records, bucket, wanted, pending, first_mark)
+        twin, lane, word = _victim(words, records, bucket, wanted, most, pending, first_mark)
         slot = tl.where(pending & twin, bucket * LANES + lane, slot)
         pending = pending & (twin == 0) & (lane >= 0)
         won = pending & (swap(words, bucket, lane, word, wanted | FRESH_BITS, pending) == word)
@@ -90,15 +91,18 @@ def _conquer(words, records, bucket, wanted, missing, first_mark, K: tl.constexp
     do_not_specialize=["n", "n_buckets", "first_mark"],
     do_not_specialize_on_alignment=[
         "keys_at", "versions_at", "source_at", "scores_at", "slots_at", "gone_words", "gone_slots", "gone_versions",
+        "gone_scores", "gone_stamps",
     ],
 )  # fmt: skip
 def replace_kernel(
-    keys_at, versions_at, source_at, rows_at, scores_at, slots_at, words, records, marks, scores, rows, scales,
-    gone_words, gone_slots, gone_versions, gone_rows, counters, n, n_buckets, first_mark,
+    keys_at, versions_at, source_at, rows_at, scores_at, slots_at, words, records, marks, scores, stamps, rows, scales,
+    gone_words, gone_slots, gone_versions, gone_scores, gone_stamps, gone_rows, counters, n, n_buckets, first_mark,
     D: tl.constexpr, BLOCK_D: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr, ORDERED: tl.constexpr,
-    KEEP_ROWS: tl.constexpr,
+    KEEP_ROWS: tl.constexpr, FORCE: tl.constexpr,
 ):  # fmt: skip
     """Write every MISSING position into a lane of its home bucket; what lay there goes to its position in `gone_*`.
+
+    A pinned row stays; without FORCE, so does one whose score is not less than the new one's.
 
     One kernel, because what it reads of the index to find a place is still in the cache when it writes there.
     """
@@ -108,11 +112,16 @@ def replace_kernel(
     missing = inside & (tl.load(slots_at + at, mask=inside, other=STALE) == MISSING)
     bucket = home_of(h, n_buckets.to(tl.int64))
     wanted = (h & LOW_BITS).to(tl.int64)
-    slot, made, taken = _conquer(words, records, bucket, wanted, missing, first_mark, K)
+    most = tl.full([K], _PINNED, tl.int64)
+    if not FORCE:
+        most = tl.load(scores_at + at, mask=inside, other=0).to(tl.int64) & _PINNED
+    slot, made, taken = _conquer(words, records, bucket, wanted, most, missing, first_mark, K)
     gone = taken != 0
     tl.store(gone_words + at, taken, mask=inside)
     tl.store(gone_slots + at, slot, mask=gone)
     tl.store(gone_versions + at, tl.load(records + slot * VERSION_STRIDE, mask=gone, other=0), mask=gone)
+    tl.store(gone_scores + at, tl.load(scores + slot * MARK_STRIDE, mask=gone, other=0), mask=gone)
+    tl.store(gone_stamps + at, tl.load(stamps + slot, mask=gone, other=0), mask=gone)
     was_live = gone & (((taken >> STATE_SHIFT) & 3) == LIVE)
     if KEEP_ROWS:
         column = tl.arange(0, BLOCK_D)

@@ -1,6 +1,6 @@
 """What `tiers.py` needs of a bounded table beside what every table promises, and the entries that move between tiers.
 
-`TierTable` is kept by `evicting.py` in host memory; a table on another device joins the tiers by keeping it too.
+`TierTable` is kept by `evicting.py` in host memory and by `gpu_tier.py` on a GPU.
 """
 
 from __future__ import annotations
@@ -79,6 +79,11 @@ class Upserted:
 
 class TierTable(EmbeddingTable, Protocol):
     """A table of fixed size that loses rows. `apply` writes known keys only and reports all others as `full`."""
+
+    @property
+    def room(self) -> int:
+        """New entries that are sure to find room without another having to leave."""
+        ...
 
     def visit(self, keys: I64, tick: int) -> tuple[F32, Bool, int]:
         """`lookup` that counts as a use of every row found; rows, found and how many were."""

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from infra.release import Release, TableRows, read_release, write_release
+from param_server.config import ShardConfig
 from param_server.keeper import Keeping
-from param_server.shard import Shard, ShardConfig
+from param_server.shard import Shard
 
 ITEM = 4
 N_ROWS = 200_000
@@ -30,7 +31,8 @@ def make_release(path: Path, dim: int) -> Release:
     table = TableRows(keys, rows, np.ones(N_ROWS, np.uint64), np.zeros(dim, np.float32))
     return write_release(
         path, name="r", parent=None, created_us=1, schema={}, schema_fingerprint="s", tables={"item": (ITEM, table)},
-        models={"edge": model, "rerank": model}, catalogue=[], users=[], requests=[], report={}, made_with={},
+        models={"edge": {"fp32": model}, "rerank": {"fp32": model}},
+        catalogue=[], users=[], requests=[], report={}, made_with={},
     )  # fmt: skip
 
 

@@ -16,9 +16,10 @@ import numpy as np
 
 from infra.kafka import LogConsumer, LogProducer, ensure_topics
 from infra.release import Release, read_release
+from param_server.config import ShardConfig
 from param_server.contract import Op, UpdateBatch, encode_batch
 from param_server.routing import partition_of
-from param_server.shard import Shard, ShardConfig
+from param_server.shard import Shard
 from tests.bench.stream_parts import ITEM, N_PARTITIONS, N_ROWS, Apart, cpu_s, shard_config
 from tests.brokers import Broker
 

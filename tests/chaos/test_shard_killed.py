@@ -17,7 +17,7 @@ import pytest
 
 from infra.errors import TrirankError
 from infra.release import Release
-from param_server.shard import ShardConfig
+from param_server.config import ShardConfig
 from tests.brokers import Broker, make_broker
 from tests.chaos.ledger import Ledger
 from tests.chaos.writers import Writer, quiet, writing

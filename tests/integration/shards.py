@@ -22,10 +22,11 @@ from infra.release import Release, TableRows, read_release, write_release
 from infra.wire.client import WireClient
 from infra.wire.connection import Peer
 from param_server.client import FetchResult, ParameterClient, TopkQuery
+from param_server.config import ShardConfig
 from param_server.contract import Op
 from param_server.keeper import Keeping
 from param_server.publish import Publisher
-from param_server.shard import Shard, ShardConfig
+from param_server.shard import Shard
 from param_server.specs import table_specs
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def make_release(path: Path, name: str = "r1") -> Release:
         schema={},
         schema_fingerprint="abc",
         tables={"item": (ITEM, table), "user": (USER, table)},
-        models={"edge": model, "rerank": model},
+        models={"edge": {"fp32": model}, "rerank": {"fp32": model}},
         catalogue=[],
         users=[],
         requests=[],

@@ -13,8 +13,8 @@ from infra.embedded import EmbeddedBroker
 from infra.errors import DeadlineExceeded
 from infra.release import Release
 from param_server.client import PoolTerm, TopkQuery
+from param_server.config import ShardConfig
 from param_server.routing import partition_of
-from param_server.shard import ShardConfig
 from tests.integration.shards import (
     DEFAULT,
     DIM,

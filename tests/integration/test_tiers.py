@@ -16,10 +16,10 @@ import pytest
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import ReleaseRefused
 from infra.release import Release
+from param_server.config import ShardConfig
 from param_server.contract import Op
 from param_server.holding import TierRules
 from param_server.publish import Publisher
-from param_server.shard import ShardConfig
 from param_server.table.evicting import bytes_for
 from param_server.tiering import Tiering
 from tests.integration.shards import (

@@ -28,7 +28,7 @@ def a_release(folder: Path, *, row: float = 1.0, default: float = 0.5, default_d
         schema={},
         schema_fingerprint="abc",
         tables={"item": (4, table)},
-        models={"edge": model, "rerank": model},
+        models={"edge": {"fp32": model}, "rerank": {"fp32": model}},
         catalogue=[],
         users=[],
         requests=[],
