@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
+# Without gradients, a model that lays out the history for each candidate sees so many of these tokens at once: as many
+# as a training batch has. All candidates of an evaluation would take gigabytes.
+_TOKENS_AT_ONCE = 65_536
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryParts:
     """`tokens` f32[M, item + category] of the distinct items and `gap_rows` f32[G, gap]; `items` i64[B, L] and `gaps`
@@ -53,4 +58,8 @@ def logits_of(model: nn.Module, history: HistoryParts, target: Tensor, user: Ten
     """Logits f32[B, N] by the model's own training path, or by its `forward` over laid-out tokens."""
     if isinstance(model, TrainsOnParts):
         return model.forward_parts(history, target, user)
-    return model(history.laid_out(), target, history.mask, user)  # type: ignore[no-any-return]
+    hist = history.laid_out()
+    if torch.is_grad_enabled():
+        return model(hist, target, history.mask, user)  # type: ignore[no-any-return]
+    at_once = max(1, _TOKENS_AT_ONCE // history.mask.numel())
+    return torch.cat([model(hist, some, history.mask, user) for some in target.split(at_once, dim=1)], dim=1)

@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from edge_ranker.history import HistoryParts
-
 UNIT_WIDTH = 36
 HEAD_WIDTHS = (200, 80)
 _SLOPE = 0.25
@@ -52,16 +50,8 @@ class DIN(nn.Module):
 
     def forward(self, hist: Tensor, target: Tensor, mask: Tensor, user: Tensor) -> Tensor:
         """Logits [B, N] of hist [B, L, T], target [B, N, T], mask [B, L] (1 = real), user [B, U]."""
-        return self._logits(hist, self.unit_hist(hist), target, mask, user)
-
-    def forward_parts(self, history: HistoryParts, target: Tensor, user: Tensor) -> Tensor:
-        """Logits [B, N]; what is linear in the history is made once per distinct item."""
-        of_hist = history.projected(self.unit_hist)
-        return self._logits(history.laid_out(), of_hist, target, history.mask, user)
-
-    def _logits(self, hist: Tensor, of_hist: Tensor, target: Tensor, mask: Tensor, user: Tensor) -> Tensor:
         product = self.unit_product(hist.unsqueeze(1) * target.unsqueeze(2))
-        first = product + of_hist.unsqueeze(1) + self.unit_target(target).unsqueeze(2)
+        first = product + self.unit_hist(hist).unsqueeze(1) + self.unit_target(target).unsqueeze(2)
         weights = self.unit_out(self.unit_bend(first)).squeeze(-1) * mask.unsqueeze(1)
         interest = torch.bmm(weights, hist)
         own = self.head_interest(interest) + self.head_target(target) + self.head_product(interest * target)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edge_ranker.history import HistoryParts, logits_of
 from edge_ranker.model import EdgeMLP
@@ -82,6 +82,24 @@ def test_training_computes_what_serving_computes(architecture: Architecture) -> 
     with torch.no_grad():
         served = model(history.laid_out(), target, history.mask, user)
         torch.testing.assert_close(logits_of(model, history, target, user), served, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits_of(model, history, target, user).detach(), served, atol=1e-5, rtol=1e-5)
+
+
+def test_an_evaluation_of_many_candidates_goes_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_ranker.history._TOKENS_AT_ONCE", 60)
+    seen: list[int] = []
+
+    class Counting(nn.Module):
+        def forward(self, hist: Tensor, target: Tensor, mask: Tensor, user: Tensor) -> Tensor:
+            seen.append(target.shape[1])
+            return target.sum(2)
+
+    zeros = torch.zeros(3, 10, dtype=torch.int64)
+    history = HistoryParts(torch.ones(1, 48), torch.ones(1, 16), zeros, zeros, torch.ones(3, 10))
+    target = torch.randn(3, 5, TOKEN, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(Counting(), history, target, torch.zeros(3, USER)), target.sum(2))
+    assert seen == [2, 2, 1]
 
 
 @pytest.mark.parametrize("architecture", SHIPPED, ids=str)
