@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
 # Without gradients, a model that lays out the history for each candidate sees so many of these tokens at once: as many
 # as a training batch has. All candidates of an evaluation would take gigabytes.
 _TOKENS_AT_ONCE = 65_536
