@@ -1,19 +1,28 @@
-"""The edge ranker as a Ray Serve deployment: Serve starts, checks and replaces it; requests never pass it."""
+"""The rankers as Ray Serve deployments, "edge" and "rerank": Serve starts, checks and replaces their replicas.
+
+Both tiers are one deployment with a role; requests never pass it, they go to the replica's own socket. Refuses nothing:
+a replica that cannot serve its release raises, and Serve says so.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import ray
 from ray import serve
 
 from edge_ranker.rank_server import RankServer, RankServerConfig
+from infra.engine.names import on_gpu
+from infra.engine.offers import engine_folder
 from infra.logs import configure_logging
+from infra.release import ROLES, Role
 from infra.settings import Settings
 
-NAME = "edge"
+# Replicas share a GPU with each other and with the shards; Ray hides it from who asks for none.
+GPU_SHARE = 0.05
 
 
-class EdgeReplica:
+class RankReplica:
     """One replica: a RankServer that Serve keeps alive."""
 
     def __init__(self, config: RankServerConfig) -> None:
@@ -29,23 +38,41 @@ class EdgeReplica:
         self._server.stop()
 
 
-def edge_application(settings: Settings, release_dir: Path, redis_url: str) -> serve.Application:
-    """What `serve.run(..., name="edge", route_prefix=None)` takes."""
+def rank_application(role: Role, settings: Settings, release_dir: Path, redis_url: str) -> serve.Application:
+    """What `serve.run(..., route_prefix=None)` takes. Ray has to be started."""
+    release_dir = release_dir.resolve()
+    engines = settings.edge_engines if role == "edge" else settings.rerank_engines
     config = RankServerConfig(
-        role="edge",
-        release_dir=str(release_dir.resolve()),
+        role=role,
+        release_dir=str(release_dir),
         redis_url=redis_url,
         stack=settings.stack,
         run_dir=str(settings.run_dir.resolve()),
+        engine_dir=str((settings.engines or engine_folder(release_dir)).resolve()),
+        engines=engines,
         log_level=settings.log_level,
     )
+    gpu = GPU_SHARE if on_gpu(engines) and ray.cluster_resources().get("GPU", 0) else 0
     return serve.deployment(
-        EdgeReplica,
-        name=NAME,
-        num_replicas=settings.edge_replicas,
-        ray_actor_options={"num_cpus": 0.1},
+        RankReplica,
+        name=role,
+        num_replicas=settings.edge_replicas if role == "edge" else settings.rerank_replicas,
+        ray_actor_options={"num_cpus": 0.1, "num_gpus": gpu},
         health_check_period_s=2.0,
         health_check_timeout_s=5.0,
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.1,
     ).bind(config)
+
+
+def start_rankers(settings: Settings, release_dir: Path, redis_url: str, *, side: str) -> None:
+    """Serve both rankers of a release beside another one, as applications named after `side`; returns when they are
+    verified, warm and announced. Raises RuntimeError when Serve gives up."""
+    applications = {f"{role}-{side}": rank_application(role, settings, release_dir, redis_url) for role in ROLES}
+    serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
+
+
+def stop_rankers(side: str) -> None:
+    """Take them away, after what they have accepted is answered."""
+    for role in ROLES:
+        serve.delete(f"{role}-{side}")

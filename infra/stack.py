@@ -230,14 +230,13 @@ class Stack:
         """Everything at once: each tier waits for what it needs and says so in `/readyz`."""
         from ray import serve
 
-        from edge_ranker.replica import edge_application
+        from edge_ranker.replica import rank_application
         from feature_service.actor import start_events, stop_events
         from feature_service.schema import schema_of
         from feature_service.store import HistoryWriter
         from param_server.actor import start_shards, stop_shards
         from reranker.beside import Beside
         from reranker.gateway.app import gateway_application
-        from reranker.replica import rerank_application
 
         settings = self._settings
         schema = schema_of(release.manifest.schema, release.manifest.schema_fingerprint)
@@ -247,8 +246,8 @@ class Stack:
         embedded = {"embedded_redis": settings.redis is None, "embedded_kafka": settings.kafka is None}
         gateway = gateway_application(settings, release.path, redis_url, kafka, **embedded)
         applications = {
-            "edge": edge_application(settings, release.path, redis_url),
-            "rerank": rerank_application(settings, release.path, redis_url),
+            "edge": rank_application("edge", settings, release.path, redis_url),
+            "rerank": rank_application("rerank", settings, release.path, redis_url),
             "gateway": gateway,
         }
         with ThreadPoolExecutor(max_workers=2) as starters:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from edge_ranker.replica import start_rankers, stop_rankers
 from infra.clock import Clock, SystemClock
 from infra.errors import RedisUnavailable
 from infra.redis import connect, redis_errors
@@ -24,7 +25,6 @@ from infra.settings import Settings
 from param_server.actor import start_shards, stop_shards
 from reranker.gray.state import GrayRelease, wanted
 from reranker.gray.store import Trouble
-from reranker.replica import start_rankers, stop_rankers
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,9 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
+_ON_GPU = frozenset({"tensorrt", "tensorrt-rtx", "cuda-graph"})
+
+
 def engine_name(kind: str, precision: str) -> str:
     """The full name of an engine."""
     return f"{kind}:{precision}"
@@ -45,3 +48,8 @@ def full_names(names: Iterable[str]) -> list[str]:
         for one in (precision,) if precision else KINDS[kind]:
             found[engine_name(kind, one)] = None
     return list(found)
+
+
+def on_gpu(names: Iterable[str]) -> bool:
+    """Whether any of the engines that `names` stand for runs on a GPU."""
+    return any(name.partition(":")[0] in _ON_GPU for name in full_names(names))
