@@ -1,0 +1,1 @@
+"""TensorRT and TensorRT-RTX: building engines, and running them without torch."""

@@ -1,0 +1,36 @@
+"""What TensorRT says while it works: kept, so that a refusal has its reason. Invariant: nothing is printed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from infra.engine.tensorrt.api import TensorRT
+
+logger = logging.getLogger(__name__)
+
+_LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.DEBUG}
+
+
+def listener(trt: TensorRT) -> Any:
+    """An ILogger whose `errors` are the errors told so far, newest last; warnings go to the log of this process at
+    DEBUG, because a builder warns of what it does by design."""
+
+    class Listener(trt.ILogger):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            level = _LEVELS.get(severity.name, 0)
+            if level >= logging.ERROR:
+                self.errors.append(message)
+            elif level:
+                logger.log(level, message)
+
+    return Listener()
+
+
+def last_error(listener: Any) -> str:
+    """The newest error in one line, or that there was none."""
+    return " ".join(listener.errors[-1].split()) if listener.errors else "no reason was given"

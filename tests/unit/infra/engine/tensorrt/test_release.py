@@ -1,0 +1,71 @@
+"""`trirank release build` for GPUs: what it writes, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.commands.release import app
+from infra.engine.run import EngineUnavailable
+from infra.engine.store import EngineStore
+from infra.engine.tensorrt.release import build_target
+from infra.errors import InvalidInput, ReleaseRefused
+from infra.release import Release, read_release
+from tests.gpu_release import write_gpu_release
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    return write_gpu_release(tmp_path_factory.mktemp("gpu") / "small")
+
+
+def test_the_command_builds_both_rankers_beside_the_release_and_leaves_it_as_it_was(release: Release) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    before = sorted(p.name for p in release.path.rglob("*"))
+    done = CliRunner().invoke(
+        app, ["build", str(release.path), "--targets", "t4,rtx", "--builder", "tensorrt-rtx"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    store = EngineStore(release.path.with_name("small.engines"))
+    made = {f"{role}-{p}-{t}.rtx" for role in ("edge", "rerank") for p in ("fp16", "int8") for t in ("t4", "rtx")}
+    assert {e.file for e in store.entries()} == made
+    assert sorted(p.name for p in read_release(release.path).path.rglob("*")) == before
+    onnx = release.model("rerank", "int8")
+    assert onnx is not None
+    entry, engine = store.find(
+        role="rerank", precision="int8", builder="tensorrt-rtx", version=store.entries()[0].builder_version, sm=75,
+        driver="any", onnx=onnx,
+    )  # fmt: skip
+    assert (entry.target, entry.driver, entry.shapes["candidates"]) == ("t4", None, 512)
+    assert engine == (release.path.with_name("small.engines") / entry.file).read_bytes()
+
+
+def test_a_release_without_gpu_models_is_refused(tmp_path: Path) -> None:
+    plain = write_gpu_release(tmp_path / "plain", ("fp32",))
+    with pytest.raises(ReleaseRefused, match="no FP16 and no INT8 model of edge"):
+        build_target(plain, "t4", tmp_path / "engines", "tensorrt-rtx")
+    assert not (tmp_path / "engines").exists()
+
+
+def test_without_tensorrt_the_error_says_what_to_install(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(EngineUnavailable, match=r"trirank\[gpu\]"):
+        build_target(release, "t4", tmp_path, None)
+
+
+def test_the_wrong_builder_for_a_target_is_an_error_before_anything_is_built(release: Release, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="does not build for h200"):
+        build_target(release, "h200", tmp_path, "tensorrt-rtx")
+    with pytest.raises(InvalidInput, match="builds no engine for a GPU"):
+        build_target(release, "t4", tmp_path, "aotinductor")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_target_is_an_error_that_lists_them(release: Release) -> None:
+    with pytest.raises(InvalidInput, match=r"'v100' is no target; there are .*t4"):
+        CliRunner().invoke(app, ["build", str(release.path), "--targets", "t4,v100"], catch_exceptions=False)
