@@ -118,7 +118,7 @@ class Pipeline:
             return np.empty(0, np.float32)
         with trail.timed(stage):
             try:
-                return await self._rankers[stage].score(
+                scored = await self._rankers[stage].score(
                     inputs,
                     release=trail.assignment.release,
                     deadline=query.budget.deadline(stage),
@@ -127,3 +127,5 @@ class Pipeline:
             except TrirankError as error:
                 trail.failed(stage, error)
                 return None
+        trail.engines[stage] = scored.engine
+        return scored.logits

@@ -7,7 +7,7 @@ reply that is not one finite number per candidate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,13 @@ class Caller(Protocol):
     def peers(self) -> Sequence[PeerState]: ...
 
 
+class Scored(NamedTuple):
+    """Logits f32[N], and the engine that gave them (`kind:precision`)."""
+
+    logits: F32
+    engine: str
+
+
 class Ranker:
     """Calls one tier: `edge` or `rerank`."""
 
@@ -48,8 +55,8 @@ class Ranker:
         self._wire = wire
         self._stage = stage
 
-    async def score(self, inputs: ModelInputs, *, release: str, deadline: Deadline, trace_id: str) -> F32:
-        """Logits f32[N] of the candidates. Raises a TrirankError when there are none in time."""
+    async def score(self, inputs: ModelInputs, *, release: str, deadline: Deadline, trace_id: str) -> Scored:
+        """Logits of the candidates. Raises a TrirankError when there are none in time."""
         n = inputs.target.shape[0]
         tensors = {"hist": inputs.hist, "target": inputs.target, "mask": inputs.mask, "user": inputs.user}
         try:
@@ -66,7 +73,7 @@ class Ranker:
         scores = reply.tensors.get("scores")
         if scores is None or not usable(scores, n):
             raise RemoteFailure(f"{self._stage}: the reply is not {n} finite scores")
-        return scores
+        return Scored(scores, reply.args.get("engine", ""))
 
     def _another_lives(self, release: str) -> bool:
         return any(peer.live and peer.release == release for peer in self._wire.peers())

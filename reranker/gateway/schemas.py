@@ -100,13 +100,16 @@ class ReleaseBlock(msgspec.Struct, frozen=True):
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """What exactly answered; `watermark_ms` is the event time up to which the stream of updates is in the rows."""
+    """What exactly answered; `watermark_ms` is the event time up to which the stream of updates is in the rows. The
+    engines that ran the rankers (`kind:precision`) are there for each stage that gave scores."""
 
     edge: str
     rerank: str
     generation: int
     schema: str
     watermark_ms: int
+    edge_engine: str | UnsetType = UNSET
+    rerank_engine: str | UnsetType = UNSET
 
 
 class Degraded(msgspec.Struct, frozen=True):

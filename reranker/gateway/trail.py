@@ -26,6 +26,7 @@ class Trail:
         self.assignment = assignment
         self.reasons: list[str] = []
         self.timing_ms: dict[str, float] = {}
+        self.engines: dict[str, str] = {}
 
     def timed(self, stage: str) -> _Timed:
         """A context that notes how long a stage took, failed or not."""

@@ -58,6 +58,7 @@ def test_a_recommendation_has_every_field_of_the_interface(stack: GatewayStack) 
     assert body["versions"]["watermark_ms"] == 7000
     assert manifest.files["edge/mlp.fp32.onnx"].startswith(body["versions"]["edge"])
     assert manifest.files["rerank/bst.fp32.onnx"].startswith(body["versions"]["rerank"])
+    assert body["versions"]["edge_engine"] == body["versions"]["rerank_engine"] == "onnxruntime-cpu:fp32"
     assert body["degraded"] == {"value": False, "reasons": []}
     assert body["coverage"] == {
         "candidates": 40, "scored": 40, "features_found": 40, "missing": 0, "missing_ids": [], "user": "known",

@@ -63,6 +63,8 @@ def test_a_dead_reranker_leaves_the_edges_order(stack: GatewayStack) -> None:
 
     assert told(answer) == (["rerank"], {"edge"})
     assert in_stage_order(answer, "edge")
+    assert "edge_engine" in answer.body["versions"]
+    assert "rerank_engine" not in answer.body["versions"]
     assert eventually(lambda: stack.get("/readyz").status == 503)
     assert stack.get("/readyz").body["dependencies"]["rerank"]["ok"] is False
 

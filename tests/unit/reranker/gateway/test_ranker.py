@@ -11,12 +11,12 @@ from infra.deadline import Deadline
 from infra.errors import DeadlineExceeded, PeerGone, RemoteFailure, TrirankError
 from infra.wire.client import PeerState
 from infra.wire.messages import Reply
-from reranker.gateway.ranker import Ranker
+from reranker.gateway.ranker import Ranker, Scored
 
 INPUTS = ModelInputs(
     np.zeros((1, 4), np.float32), np.zeros((3, 4), np.float32), np.ones(1, np.float32), np.zeros(2, np.float32)
 )
-GOOD = Reply({}, {"scores": np.array([1, 2, 3], np.float32)})
+GOOD = Reply({"engine": "onnxruntime-cpu:fp32"}, {"scores": np.array([1, 2, 3], np.float32)})
 
 
 class Wire:
@@ -38,9 +38,13 @@ class Wire:
         return answer
 
 
-def score(wire: Wire) -> np.ndarray:
+def scored(wire: Wire) -> Scored:
     deadline = Deadline.after(1.0)
     return asyncio.run(Ranker(wire, "rerank").score(INPUTS, release="r", deadline=deadline, trace_id="t"))
+
+
+def score(wire: Wire) -> np.ndarray:
+    return scored(wire).logits
 
 
 def test_scores_come_from_one_call_with_the_release_and_the_four_tensors() -> None:
@@ -96,3 +100,7 @@ def test_a_reply_that_is_not_one_finite_number_per_candidate_is_refused(scores: 
 def test_a_reply_without_scores_is_refused() -> None:
     with pytest.raises(RemoteFailure):
         score(Wire(Reply()))
+
+
+def test_the_scores_come_with_the_engine_that_gave_them() -> None:
+    assert scored(Wire(GOOD)).engine == "onnxruntime-cpu:fp32"
