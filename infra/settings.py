@@ -53,6 +53,16 @@ class Settings(BaseSettings):
     redis: str | None = Field(default=None, description="redis:// URL; none starts an embedded server.")
     kafka: str | None = Field(default=None, description="HOST:PORT of a broker; none starts an embedded one.")
     shards: int = Field(default=1, ge=1, le=256, description="Parameter-server shards.")
+    shard_replicas: int = Field(
+        default=1, ge=1, le=16, description="Processes that serve each shard's rows; all follow the log."
+    )
+    shard_device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Where tables lie: auto (a GPU where gpus_per_shard gives one), cpu, cuda or cuda:n.",
+    )  # fmt: skip
+    gpus_per_shard: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="Part of a GPU that Ray sets aside for each shard process."
+    )
     partitions: int = Field(
         default=8, ge=1, le=1024, description="Partitions of the embeddings topic; at least `shards`."
     )
@@ -104,6 +114,31 @@ class Settings(BaseSettings):
         default=100_000, ge=0, description="Rows per table that a starting shard has ready first."
     )
     hot_set_interval_s: float = Field(default=5.0, gt=0, description="Seconds between notes of which rows those are.")
+    precision_max_auc_loss_pct: float = Field(
+        default=0.05, ge=0, le=100, description="AUC that FP16 or INT8 may lose against FP32, relative."
+    )
+    precision_max_log_loss_rise_pct_fp16: float = Field(
+        default=0.05, ge=0, le=100, description="Log-loss that FP16 may add to FP32's, relative."
+    )
+    precision_max_log_loss_rise_pct_int8: float = Field(default=0.5, ge=0, le=100, description="The same for INT8.")
+    precision_max_logit_rmse_fp16: float = Field(
+        default=0.02, ge=0, description="Root mean square by which FP16 may move logits."
+    )
+    precision_max_logit_rmse_int8: float = Field(default=0.15, ge=0, description="The same for INT8.")
+    precision_min_overlap_at_20_fp16: float = Field(
+        default=0.99, ge=0, le=1, description="Share of FP16's first 20 that has to be among FP32's."
+    )
+    precision_min_overlap_at_20_int8: float = Field(default=0.97, ge=0, le=1, description="The same for INT8.")
+    precision_requests: int = Field(
+        default=1000, ge=10, le=100_000, description="Held-out requests that precisions are compared on."
+    )
+    calibration_method: Literal["percentile", "min-max", "entropy"] = Field(
+        default="percentile", description="How INT8 scales are chosen: 99.99 percentile, min-max, or entropy."
+    )
+    calibration_days: float = Field(
+        default=7.0, gt=0, description="The calibration requests come from the last days of the training period."
+    )
+    calibration_requests: int = Field(default=256, ge=1, le=100_000, description="Requests that INT8 is calibrated on.")
     control_token: str | None = Field(
         default=None,
         min_length=16,
@@ -169,4 +204,11 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigurationError(f"{key}: {first['msg']} (got {first['input']!r})") from error
     if settings.partitions < settings.shards:
         raise ConfigurationError(f"partitions: {settings.partitions} is fewer than shards ({settings.shards})")
+    if settings.shard_replicas > 1 and settings.tier_hot_bytes is not None and settings.tier_cold:
+        raise ConfigurationError(
+            "shard_replicas: replicas and a cold tier exclude each other; leave out tier_hot_bytes, set tier_cold to "
+            "false, or shard_replicas to 1"
+        )
+    if settings.shard_device == "cpu" and settings.gpus_per_shard > 0:
+        raise ConfigurationError("gpus_per_shard: shards on the cpu use no GPU; set it to 0, or shard_device to auto")
     return settings

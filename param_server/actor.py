@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from infra.directory import Announcer, Entry, read_directory
-from infra.errors import RedisUnavailable, TrirankError
+from infra.errors import ConfigurationError, RedisUnavailable, TrirankError
 from infra.garbage import settle
 from infra.logs import configure_logging
 from infra.release import read_release
@@ -29,9 +29,12 @@ from param_server.eviction import Policy
 from param_server.holding import TierRules
 from param_server.keeper import Keeping
 from param_server.shard import Shard
+from param_server.table.device import open_device
 from param_server.tiering import Tiering
 
 _READY_TIMEOUT_S = 60.0
+# The first start on a GPU compiles its kernels.
+_GPU_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 15.0
 _WATCH_EVERY_S = 0.5
 # Unix sockets end at 107 bytes.
@@ -42,15 +45,16 @@ class ShardActor:
     """One shard in its own process. Ray gives it a fresh start when the process ends."""
 
     def __init__(
-        self, settings: Settings, release_path: str, redis_url: str, kafka: str, index: int, side: str
+        self, settings: Settings, release_path: str, redis_url: str, kafka: str, index: int, side: str, replica: int
     ) -> None:
         configure_logging(settings.log_level)
         # The stack has verified the files when it started.
         release = read_release(Path(release_path), verify_files=False)
-        config = _config(settings, redis_url, kafka, index, side)
+        config = _config(settings, redis_url, kafka, index, side, replica)
+        device = open_device(settings.shard_device, given=bool(ray.get_gpu_ids()))
         self._stopping = threading.Event()
         self._directory = redis_url, settings.stack
-        self._shard = Shard(config, release)
+        self._shard = Shard(config, release, device=device)
         self._look_beside()
         entry = Entry(
             role="shard",
@@ -60,7 +64,7 @@ class ShardActor:
             generation=release.manifest.generation,
             pid=os.getpid(),
             host=socket.gethostname(),
-            meta={"shard": index, "n_shards": settings.shards, "n_partitions": settings.partitions},
+            meta={"shard": index, "replica": replica, "n_shards": settings.shards, "n_partitions": settings.partitions},
         )
         self._announcer = Announcer(redis_url, settings.stack, lambda: entry)
         self._announcer.start()
@@ -95,31 +99,48 @@ class ShardActor:
 def start_shards(
     settings: Settings, release_path: Path, redis_url: str, kafka_bootstrap: str, *, side: str = ""
 ) -> list[Any]:
-    """Start every shard and wait until each serves; the actor handles. Raises TrirankError with the shard's reason.
+    """Start every replica of every shard and wait until each serves; the actor handles. Raises ConfigurationError when
+    there are not GPUs enough, TrirankError with a shard's reason.
 
     `side` names the shards of a release that is served beside another; each has processes and snapshots of its own.
     """
+    places = [(index, replica) for replica in range(settings.shard_replicas) for index in range(settings.shards)]
+    _check_gpus(settings.gpus_per_shard, len(places), float(ray.available_resources().get("GPU", 0.0)))
     remote = ray.remote(ShardActor)
     handles = [
         remote.options(
-            name=_name(settings, index, side),
+            name=_name(settings, index, side, replica),
             namespace=settings.stack,
             lifetime="detached",
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0.1,
-        ).remote(settings, str(release_path), redis_url, kafka_bootstrap, index, side)
-        for index in range(settings.shards)
+            num_gpus=settings.gpus_per_shard,
+            # Replicas of a shard should not end with one node.
+            scheduling_strategy="SPREAD" if settings.shard_replicas > 1 else "DEFAULT",
+        ).remote(settings, str(release_path), redis_url, kafka_bootstrap, index, side, replica)
+        for index, replica in places
     ]
-    end_s = time.monotonic() + _READY_TIMEOUT_S
-    for index, handle in enumerate(handles):
+    timeout_s = _READY_TIMEOUT_S if settings.shard_device == "cpu" or not settings.gpus_per_shard else _GPU_TIMEOUT_S
+    end_s = time.monotonic() + timeout_s
+    for (index, replica), handle in zip(places, handles, strict=True):
+        who = f"shard {index}" + (f", replica {replica}" if replica else "")
         try:
             ray.get(handle.pid.remote(), timeout=max(0.1, end_s - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
-            raise TrirankError(f"shard {index} does not serve after {_READY_TIMEOUT_S:.0f} s; see its log") from error
+            raise TrirankError(f"{who} does not serve after {timeout_s:.0f} s; see its log") from error
         except ray.exceptions.RayError as error:
-            raise TrirankError(f"shard {index} did not start: {_last_line(error)}") from error
+            raise TrirankError(f"{who} did not start: {_last_line(error)}") from error
     return handles
+
+
+def _check_gpus(per_shard: float, n: int, there: float) -> None:
+    """Ray would wait for ever for GPUs that do not come. Raises ConfigurationError."""
+    if per_shard > 0 and n > int(there) * int(1 / per_shard):
+        raise ConfigurationError(
+            f"gpus_per_shard: {n} shard processes of {per_shard:g} GPU each do not fit on the {there:g} GPUs that are "
+            "free in Ray; lower it, run fewer shards or replicas, or set it to 0"
+        )
 
 
 def stop_shards(handles: Sequence[Any]) -> None:
@@ -130,14 +151,15 @@ def stop_shards(handles: Sequence[Any]) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _config(settings: Settings, redis_url: str, kafka: str, index: int, side: str) -> ShardConfig:
+def _config(settings: Settings, redis_url: str, kafka: str, index: int, side: str, replica: int) -> ShardConfig:
+    socket_name = f"shard-{index}" if not side else f"beside-{side}-{index}"
     run_dir = settings.run_dir.resolve()
     return ShardConfig(
         index=index,
         n_shards=settings.shards,
         n_partitions=settings.partitions,
-        name=f"{_name(settings, index, side)}-{os.getpid()}",
-        bind=_bind(run_dir / "sock", f"shard-{index}" if not side else f"beside-{side}-{index}"),
+        name=f"{_name(settings, index, side, replica)}-{os.getpid()}",
+        bind=_bind(run_dir / "sock", f"r{replica}-{socket_name}" if replica else socket_name),
         snapshot_root=run_dir / "snapshots" / (settings.stack if not side else f"{settings.stack}.{side}"),
         bootstrap=kafka,
         topic=settings.embeddings_topic,
@@ -146,6 +168,7 @@ def _config(settings: Settings, redis_url: str, kafka: str, index: int, side: st
         table_headroom=settings.table_headroom,
         table_min_capacity_rows=settings.table_min_capacity_rows,
         tiers=tiering_of(settings, redis_url),
+        replica=replica,
     )
 
 
@@ -182,8 +205,8 @@ def _bind(folder: Path, name: str) -> str:
     return f"ipc://{path}"
 
 
-def _name(settings: Settings, index: int, side: str) -> str:
-    return f"{settings.stack}-shard-{index}" + (f"-{side}" if side else "")
+def _name(settings: Settings, index: int, side: str, replica: int) -> str:
+    return f"{settings.stack}-shard-{index}" + (f"-r{replica}" if replica else "") + (f"-{side}" if side else "")
 
 
 def _last_line(error: Exception) -> str:

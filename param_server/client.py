@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -152,29 +153,35 @@ class ParameterClient:
     async def _ask(
         self, shard: int, call: _Call, args: dict[str, Any], tensors: dict[str, np.ndarray[Any, Any]]
     ) -> Reply | None:
-        peer = self._peer(shard)
-        if peer is None:
-            metrics.CLIENT_MISSING.labels("gone").inc()
-            return None
-        try:
-            return await self._wire.call(
-                "fetch",
-                args={"generation": call.generation, **args},
-                tensors=tensors,
-                deadline=call.deadline,
-                trace_id=call.trace_id,
-                peer=peer,
-            )
-        except TrirankError as error:
-            cause = _CAUSES.get(type(error).__name__, "failed")
-            metrics.CLIENT_MISSING.labels(cause).inc()
-            if cause == "failed":
-                logger.warning("a shard refused a fetch", extra={"shard": shard, "error": error})
-            return None
+        """Ask one replica of a shard, the same for all of a request; another one if it dies or is full."""
+        cause = "gone"
+        tried: set[str] = set()
+        while (peer := call.replicas.get(shard) or self._pick(shard, tried)) is not None:
+            call.replicas[shard] = peer
+            try:
+                return await self._wire.call(
+                    "fetch",
+                    args={"generation": call.generation, **args},
+                    tensors=tensors,
+                    deadline=call.deadline,
+                    trace_id=call.trace_id,
+                    peer=peer,
+                )
+            except TrirankError as error:
+                cause = _CAUSES.get(type(error).__name__, "failed")
+                if cause == "failed":
+                    logger.warning("a shard refused a fetch", extra={"shard": shard, "error": error})
+                tried.add(call.replicas.pop(shard))
+                if cause not in ("gone", "full"):
+                    break
+        metrics.CLIENT_MISSING.labels(cause).inc()
+        return None
 
-    def _peer(self, shard: int) -> str | None:
-        """The live peer of a shard with the fewest calls in flight: after a restart two may be known for a moment."""
-        live = [p for p in self._wire.peers() if p.live and p.meta.get("shard") == shard]
+    def _pick(self, shard: int, tried: Collection[str]) -> str | None:
+        """The less busy of two live replicas of a shard, taken at random."""
+        live = [p for p in self._wire.peers() if p.live and p.meta.get("shard") == shard and p.name not in tried]
+        if len(live) > 1:
+            live = random.sample(live, 2)
         return min(live, key=lambda p: p.in_flight).name if live else None
 
     def _defaults(self, lookups: Sequence[tuple[str, I64]]) -> tuple[list[F32], list[Bool]]:
@@ -184,9 +191,12 @@ class ParameterClient:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    """`replicas` are those that this request asks, by shard."""
+
     generation: int
     deadline: Deadline
     trace_id: str
+    replicas: dict[int, str] = field(default_factory=dict)
 
 
 def _lookup_parts(

@@ -11,7 +11,10 @@ from param_server.tiering import Tiering
 
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
-    """Where one shard stands and what it talks to. All shards of a stack share `snapshot_root`."""
+    """Where one shard stands and what it talks to. All shards of a stack share `snapshot_root`.
+
+    Of the replicas of a shard only the first (`replica` 0) writes snapshots and dead letters.
+    """
 
     index: int
     n_shards: int
@@ -31,3 +34,4 @@ class ShardConfig:
     max_batch: int = 64
     max_queue: int = 1024
     tiers: Tiering | None = None
+    replica: int = 0

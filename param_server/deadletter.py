@@ -63,9 +63,10 @@ class LogWriter(Protocol):
 
 
 class DeadLetters:
-    """For one thread. `source` is the topic the letters come from."""
+    """For one thread. `source` is the topic the letters come from. `muted`: count only, another replica writes them."""
 
-    def __init__(self, log: LogWriter, topic: str, source: str, clock: Clock) -> None:
+    def __init__(self, log: LogWriter, topic: str, source: str, clock: Clock, *, muted: bool = False) -> None:
+        self._muted = muted
         self._log = log
         self._topic = topic
         self._source = source
@@ -93,6 +94,8 @@ class DeadLetters:
 
     def put(self, letter: Letter) -> None:
         """Accept one letter and hand it to the log."""
+        if self._muted:
+            return
         metrics.DEAD_LETTERS.labels(letter.reason).inc()
         self._count += 1
         if self._count & (self._count - 1) == 0:

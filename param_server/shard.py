@@ -29,7 +29,7 @@ from param_server.generation import Generation, Place, empty_generation
 from param_server.keeper import SnapshotKeeper
 from param_server.restore import Restored, restore
 from param_server.routing import partitions_of_shard
-from param_server.snapshot import LogState, Owner, folder_of
+from param_server.snapshot import LogState, Owner, SnapshotRefused, folder_of
 from param_server.stream import StreamReader
 from param_server.table import EmbeddingTable
 from param_server.table.device import HOST, TableDevice
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 _HOLD_MS = 40
 
 _OBSERVE_EVERY_S = 1.0
+# The first replica drops old snapshots while others read them.
+_READ_TRIES = 5
 _SWITCH_S = 0.0005
 
 
@@ -52,6 +54,7 @@ class Shard:
     ) -> None:
         self._config = config
         self._device = device
+        self._first = config.replica == 0
         self._release = release
         self._clock: Clock = clock or SystemClock()
         self._place = Place(config.index, config.n_shards, config.n_partitions)
@@ -95,7 +98,7 @@ class Shard:
         self._device.warm([*self._generation.tables.values(), *hot])
         log = self._restored.log
         config = self._config
-        letters = DeadLetters(self._producer, config.deadletter_topic, config.topic, self._clock)
+        letters = DeadLetters(self._producer, config.deadletter_topic, config.topic, self._clock, muted=not self._first)
         self._tables[self._generation.number] = self._generation.by_id
         self._follower = Follower(
             self._feed, letters, self._tables, log,
@@ -131,7 +134,7 @@ class Shard:
             logger.warning("no last snapshot: the next start reads the refused records again")
         elif self._tiers is not None and self._tiers.unsettled:
             logger.warning("no last snapshot: writes wait for the cold tier; the next start reads them again")
-        elif self._follower.changed or self._keeper.behind:
+        elif self._first and (self._follower.changed or self._keeper.behind):
             self._keeper.keep_now(*self._moment())
         self._keeper.wait()
         if self._tiers is not None:
@@ -152,9 +155,10 @@ class Shard:
         held = self._tiers is not None and self._tiers.hold(snapshot_due=self._keeper.due)
         if not held and self._follower.step(self._config.apply_budget_s):
             self._server.wake()
-        if (began := self._follower.take_began()) is not None:
+        if (began := self._follower.take_began()) is not None and self._first:
             self._keeper.keep_start(self._owner(self._generation), began)
-        self._keep()
+        if self._first:
+            self._keep()
         if (now_s := self._clock.monotonic_s()) - self._observed_s >= _OBSERVE_EVERY_S:
             self._observed_s = now_s
             self._observe()
@@ -164,6 +168,7 @@ class Shard:
         follower, keeper, generation = self._follower, self._keeper, self._generation
         return {
             "index": self._config.index,
+            "replica": self._config.replica,
             "n_shards": self._config.n_shards,
             "n_partitions": self._config.n_partitions,
             "release": generation.release,
@@ -198,7 +203,7 @@ class Shard:
             if request.method == "health":
                 self._observe()
                 return Reply(self.health(), {})
-            if request.method == "snapshot":
+            if request.method == "snapshot" and self._first:
                 number = self._keeper.ask(full=bool(request.args.get("full")))
                 self._server.wake()
                 return Reply({"number": number}, {})
@@ -221,11 +226,21 @@ class Shard:
         """Tables filled from what reaches furthest, and where they stand in the log."""
         config = self._config
         mine = partitions_of_shard(config.index, config.n_partitions, config.n_shards)
-        restored = restore(config.snapshot_root, self._owner(self._empty()), mine, self._release, self._empty)
-        if restored.goes_on is not None:
+        restored = self._read_snapshots(mine, 1 if self._first else _READ_TRIES)
+        if restored.goes_on is not None and self._first:
             self._keeper.go_on_from(restored.goes_on, restored.generation.tables)
         logger.info("tables are filled", extra={"source": restored.source})
         return restored
+
+    def _read_snapshots(self, partitions: tuple[int, ...], tries: int) -> Restored:
+        root, owner = self._config.snapshot_root, self._owner(self._empty())
+        try:
+            return restore(root, owner, partitions, self._release, self._empty)
+        except SnapshotRefused:
+            if tries == 1:
+                raise
+            logger.info("a snapshot was dropped while it was read; taking a newer one")
+            return self._read_snapshots(partitions, tries - 1)
 
     def _empty(self) -> Generation:
         config = self._config
@@ -272,7 +287,7 @@ class Shard:
         )
 
     def _observe(self) -> None:
-        shard = str(self._config.index)
+        shard = str(self._config.index) if self._first else f"{self._config.index}r{self._config.replica}"
         metrics.LOG_LAG.labels(shard).set(sum(self._follower.lag().values()))
         metrics.WATERMARK.labels(shard).set(self._follower.watermark_us / 1e6)
         metrics.STALENESS.labels(shard).set(self._follower.staleness_s)

@@ -129,6 +129,8 @@ async def _save(state: StackState, full: bool, timeout_s: float, done: Any) -> d
     from infra.wire.connection import Peer
 
     entries = [entry for entry in read_directory(state.redis, state.stack) if entry.role == "shard"]
+    # Of the replicas of a shard the first one writes snapshots.
+    entries = [entry for entry in entries if not entry.meta.get("replica")]
     shards = {int(entry.meta["shard"]): entry for entry in entries}
     if len(shards) < state.shards:
         raise TrirankError(f"{len(shards)} of {state.shards} shards are up; see `trirank status`")
