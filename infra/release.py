@@ -144,7 +144,7 @@ class Release:
 
     def model(self, role: Role, precision: Precision = "fp32") -> Path | None:
         """ONNX file of a model; None when the release has none of this precision: it failed the quality gate
-        (`manifest.report["precision"]` says why) or the release was made before there were any."""
+        (`manifest.report["precisions"]` says why) or the release was made before there were any."""
         name = self.manifest.models[role].get(precision)
         return None if name is None else self.path / name
 

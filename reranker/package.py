@@ -30,6 +30,7 @@ from infra.errors import ReleaseRefused
 from infra.release import Item, RecordedRequest, Release, Role, User, write_release
 from reranker.evaluate import Trial
 from reranker.offline import OfflineScorer
+from reranker.precisions import LOG_LOSS_NEGATIVES, RULES, Rules, make_precisions
 from reranker.rankers import Rankers
 from reranker.source import user_state
 
@@ -40,7 +41,7 @@ RECORDED_REQUESTS = 200
 RECORDED_CANDIDATES = 100
 # What float32 summed in another order may differ by.
 PARITY = 1e-4
-_MADE_WITH = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "polars")
+_MADE_WITH = ("trirank", "torch", "onnx", "onnxscript", "onnxruntime", "numpy", "polars")
 
 
 def package_release(
@@ -54,10 +55,14 @@ def package_release(
     name: str,
     rng: np.random.Generator,
     clock: Clock,
+    rules: Rules = RULES,
+    log_loss_negatives: float = LOG_LOSS_NEGATIVES,
 ) -> Release:
-    """Export, record requests of the trial, check, and write the release. Raises ReleaseRefused.
+    """Export, record requests of the trial, make the precisions that `rules` let through, check, and write the release.
+    Raises ReleaseRefused.
 
-    `users` are all users with their histories at the end of the training period.
+    `users` are all users with their histories at the end of the training period; `log_loss_negatives` what the
+    negatives of a request weigh together, as in training.
     """
     schema = rankers.tables.schema
     tables = rankers.tables.release_tables()
@@ -77,6 +82,9 @@ def package_release(
         )
         scorer = OfflineScorer(features, OnnxEngine(models["edge"]), OnnxEngine(models["rerank"]))
         requests, parity = _recorded(rankers, timeline, trial, scorer, rng)
+        precisions = make_precisions(
+            rankers, timeline, trial, models, rules=rules, log_loss_negatives=log_loss_negatives, rng=rng
+        )
         return write_release(
             out,
             name=name,
@@ -85,11 +93,16 @@ def package_release(
             schema=asdict(schema),
             schema_fingerprint=schema.fingerprint(),
             tables=tables,
-            models={role: {"fp32": file} for role, file in models.items()},
+            models=precisions.models,
+            scales=precisions.scales,
             catalogue=catalogue,
             users=users,
             requests=requests,
-            report={**report, "largest_logit_difference": {"export": export_difference, "served": parity}},
+            report={
+                **report,
+                "largest_logit_difference": {"export": export_difference, "served": parity},
+                "precisions": precisions.report,
+            },
             made_with={
                 "architectures": {role: asdict(a) for role, a in rankers.architectures.items()},
                 "python": platform.python_version(),

@@ -25,6 +25,7 @@ from feature_service.dataset import Known, load_dataset
 from feature_service.schema import FeatureSchema
 from feature_service.timeline import Timeline
 from infra.clock import Clock, SystemClock
+from infra.engine.quality import refused_in
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import Release
 from reranker.amp import choose_precision, has_bf16
@@ -40,6 +41,7 @@ from reranker.evaluate import (
 )
 from reranker.fit import fit, steps_per_pass
 from reranker.package import package_release
+from reranker.precisions import RULES, Rules
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
 from reranker.source import LogInMemory, TrainingLog
@@ -59,6 +61,7 @@ def train_release(
     recipe: Recipe = RECIPE,
     resume: bool = False,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    rules: Rules = RULES,
     clock: Clock | None = None,
     console: Console | None = None,
 ) -> Release:
@@ -127,6 +130,8 @@ def train_release(
                 name=name or out.name,
                 rng=rng,
                 clock=clock,
+                rules=rules,
+                log_loss_negatives=2.0 * recipe.negatives_per_kind,
             )
         checkpoints.discard()
     finally:
@@ -152,6 +157,7 @@ def summary(release: Release) -> str:
     lines.append(f"  {recall}")
     waits = [entry["data_wait_share"] for entry in report["passes"]]
     lines.append(f"  {len(waits)} passes in {report['precision']}, {max(waits):.0%} of the time waiting for data")
+    lines += [f"  {sentence}" for sentence in refused_in(report["precisions"])]
     lines.append(f"release {release.manifest.name} in {release.path}, trained in {report['seconds']['training']:.0f} s")
     return "\n".join(lines)
 

@@ -10,10 +10,13 @@ import typer
 
 from infra.commands import gray
 from infra.commands.build import build
+from infra.commands.release_diff import difference, in_words
+from infra.commands.release_show import describe
 from infra.release import read_release
 
 app = typer.Typer(help="Verify and show release directories; start and steer a gray release.", no_args_is_help=True)
 Directory = Annotated[Path, typer.Argument(help="Release directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 @app.command()
@@ -27,9 +30,25 @@ def verify(directory: Directory) -> None:
 
 
 @app.command()
-def show(directory: Directory) -> None:
-    """Print the manifest, with the quality report, as JSON."""
-    print(msgspec.json.format(msgspec.json.encode(read_release(directory).manifest), indent=2).decode())
+def show(directory: Directory, as_json: AsJson = False) -> None:
+    """Print what a release is, what it was made from, how good it is, and which precisions it has and why."""
+    manifest = read_release(directory).manifest
+    print(_json(manifest) if as_json else describe(manifest))
+
+
+@app.command()
+def diff(
+    directory: Directory,
+    other: Annotated[Path, typer.Argument(help="The release to compare it with.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print what differs between two releases: schema, tables, data, models, quality, versions."""
+    one, two = read_release(directory).manifest, read_release(other).manifest
+    print(_json(difference(one, two)) if as_json else in_words(one, two))
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 for name, command in (

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from infra.commands.precision_rules import precision_rules
 from infra.settings import load_settings
 
 _MODELS, _FIT, _SPEED, _INTERRUPTED = "Models", "How it is fitted", "Speed and memory", "Interrupted trainings"
@@ -93,6 +94,13 @@ def train(
         float,
         typer.Option(help="Seconds between checkpoints; each pass ends with one too.", rich_help_panel=_INTERRUPTED),
     ] = 60.0,
+    scales: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File of INT8 scales of an earlier release (edge/mlp.scales.json, rerank/bst.scales.json) to use "
+            "instead of calibrating; once for each ranker.",
+        ),
+    ] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of the download cache (default .trirank).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the quality report as JSON.")] = False,
 ) -> None:
@@ -126,6 +134,7 @@ def train(
         ),
         resume=resume,
         checkpoint_every_s=checkpoint_s,
+        rules=precision_rules(settings, scales or ()),
     )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(release.manifest.report), indent=2).decode())

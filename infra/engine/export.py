@@ -1,8 +1,9 @@
 """A trained ranker becomes an ONNX file that ONNX Runtime and TensorRT take.
 
 Exported with `torch.export` (opset 20: FP16 scales of quantised graphs need 19 or more); batch, history length and
-number of candidates are free axes. Refuses an export whose logits differ from PyTorch's by more than `TOLERANCE`.
-Never imported while serving: it needs torch.
+number of candidates are free axes, which engines are built for and tests run over `RANGES`; ONNX Runtime takes more.
+Refuses an export whose logits differ from PyTorch's by more than `TOLERANCE` anywhere in them. Never imported while
+serving: it needs torch.
 """
 
 from __future__ import annotations
@@ -19,13 +20,26 @@ import onnxruntime
 import torch
 from torch import nn
 
+from infra.engine.precision import tidied
 from infra.engine.run import INPUT_NAMES
 from infra.errors import ReleaseRefused
 
 OPSET = 20
 TOLERANCE = 1e-4
-# (batch, history length, candidates): the exporter's own example, the smallest, and shapes it has not seen.
-SHAPES = ((2, 5, 7), (1, 1, 1), (1, 50, 200), (3, 100, 5), (1, 7, 500), (16, 50, 64))
+# Smallest and largest of each axis.
+RANGES = {"batch": (1, 100), "length": (1, 100), "candidates": (1, 512)}
+# (batch, history length, candidates): the exporter's own example, the corners of the ranges, and shapes between.
+SHAPES = (
+    (2, 5, 7),
+    (1, 1, 1),
+    (1, 100, 512),
+    (1, 100, 1),
+    (1, 1, 512),
+    (100, 1, 1),
+    (1, 50, 200),
+    (3, 100, 5),
+    (16, 50, 64),
+)
 
 
 def export_ranker(model: nn.Module, path: Path, *, token_dim: int, user_dim: int) -> float:
@@ -58,6 +72,7 @@ def export_ranker(model: nn.Module, path: Path, *, token_dim: int, user_dim: int
             )
     finally:
         exporter_log.setLevel(level)
+    onnx.save(tidied(onnx.load(path)), path)
     onnx.checker.check_model(str(path))
     difference = largest_difference(model, path, token_dim=token_dim, user_dim=user_dim)
     if not difference <= TOLERANCE:

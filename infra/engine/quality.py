@@ -121,6 +121,16 @@ def refusals(comparison: Comparison, limits: Limits) -> list[str]:
     return found
 
 
+def refused_in(report: Mapping[str, Any]) -> list[str]:
+    """One sentence for each precision that the `precisions` of a release's report leave out."""
+    return [
+        f"{role} {precision} is not released: {'; '.join(entry['refused'])}"
+        for role, by_precision in report.items()
+        for precision, entry in by_precision.items()
+        if isinstance(entry, Mapping) and entry.get("refused")
+    ]
+
+
 def change(taken: F32, negatives: F32, other_taken: F32, other_negatives: F32, log_loss_negatives: float) -> Change:
     """One kind of negatives, FP32 first."""
     auc_fp32, influence_fp32 = _auc(taken, negatives)

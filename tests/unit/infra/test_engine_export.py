@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_ranker.model import EdgeMLP
-from infra.engine.export import OPSET, export_ranker
+from infra.engine.export import OPSET, RANGES, SHAPES, export_ranker
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.run import INPUT_NAMES
 from infra.errors import ReleaseRefused
@@ -52,3 +52,18 @@ class _Shifting(nn.Module):
 def test_an_export_that_computes_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReleaseRefused, match="the exported model differs from the trained one by"):
         export_ranker(_Shifting(), tmp_path / "shifting.onnx", token_dim=TOKEN, user_dim=USER)
+
+
+def test_the_shapes_an_export_is_checked_on_reach_both_ends_of_every_range() -> None:
+    assert RANGES["length"] == (1, 100)
+    assert RANGES["candidates"] == (1, 512)
+    for axis, (name, ends) in enumerate(RANGES.items()):
+        sizes = [shape[axis] for shape in SHAPES]
+        assert (min(sizes), max(sizes)) == ends, name
+
+
+def test_an_exported_file_carries_no_stack_traces(tmp_path: Path) -> None:
+    path = tmp_path / "ranker.onnx"
+    export_ranker(EdgeMLP(TOKEN, USER), path, token_dim=TOKEN, user_dim=USER)
+    assert not any(node.metadata_props for node in onnx.load(path).graph.node)
+    assert b"edge_ranker" not in path.read_bytes()
