@@ -81,7 +81,7 @@ def gpu_models(release: Release) -> list[Model]:
         if not of_role:
             raise ReleaseRefused(
                 f"{release.path}: the release has no FP16 and no INT8 model of {role} (its report under "
-                '"precision" says why, or it was made before there were any): train it again'
+                '"precisions" says why, or it was made before there were any): train it again'
             )
         found += of_role
     return found
