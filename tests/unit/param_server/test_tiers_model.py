@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from param_server.eviction import Policy
 from param_server.holding import TierRules
 from param_server.residents import merged_exports
 from param_server.table import Capture, Export
+from tests.tables import NUMPY_MAY_OVERFLOW
+from tests.unit.param_server.table.test_gpu import neighbours
 from tests.unit.param_server.tiered import (
     ColdDict,
     FakeClock,
@@ -57,14 +60,20 @@ RULES = st.builds(
 class World:
     """A shard's table that can crash, its log, and every state the log has ever led to."""
 
-    def __init__(self, hot: int, warm: int, rules: TierRules, *, log_versions: bool) -> None:
+    def __init__(
+        self, hot: int, warm: int, rules: TierRules, *, log_versions: bool, names: Sequence[int] = KEYS,
+        on_gpu: bool = False,
+    ) -> None:  # fmt: skip
         self.sizes = (hot, warm)
+        self.names = names
+        self.on_gpu = on_gpu
+        self.release: State = {names[i]: state for i, state in RELEASE.items()}
         self.rules = rules
         self.log_versions = log_versions
         self.clock = FakeClock()
         self.cold = ColdDict()
         self.log: list[LogRecord] = []
-        self.states: list[State] = [RELEASE]
+        self.states: list[State] = [self.release]
         self.reached = 0
         self.run = 1
         self.snapshot: tuple[int, Export] | None = None
@@ -74,10 +83,10 @@ class World:
         self.run = self.run % 4 + 1
         self.copying: tuple[int, Capture, list[Export]] | None = None
         self.lane = ManualLane(self.cold)
-        self.table = tiered(*self.sizes, self.lane, self.rules, self.clock)
+        self.table = tiered(*self.sizes, self.lane, self.rules, self.clock, on_gpu=self.on_gpu)
         self.position = self.snapshot[0] if self.snapshot else 0
         self.table.follow(lambda keys: np.full(keys.size, ORDER + self.position, np.uint64))
-        state = self.snapshot[1] if self.snapshot else export_of(RELEASE)
+        state = self.snapshot[1] if self.snapshot else export_of(self.release)
         assert self.table.restore(state, self.lane.settle, None if self.snapshot else self.cold.read)
 
     def apply(self, op: Op, rows: list[tuple[int, int, float]], versioned: bool) -> None:
@@ -87,7 +96,8 @@ class World:
             if self.log_versions:
                 rows = [(key, ORDER + self.position, value) for key, _, value in rows]
                 versioned = False
-            self.log.append(LogRecord(op, tuple(rows), versioned))
+            named = tuple((self.names[key], version, value) for key, version, value in rows)
+            self.log.append(LogRecord(op, named, versioned))
             self.states.append(after(self.states[-1], self.log[-1]))
         first = self.position
         record = self.log[first]
@@ -97,8 +107,8 @@ class World:
             # Neighbours are applied together, not the same ones after every crash.
             while self.position < min(len(self.log), first + self.run) and self.log[self.position].op is record.op:
                 self.position += 1
-            rows = tuple(row for each in self.log[first : self.position] for row in each.rows)
-            batch = LogRecord(record.op, rows, False).batch()
+            together = tuple(row for each in self.log[first : self.position] for row in each.rows)
+            batch = LogRecord(record.op, together, False).batch()
         else:
             batch = record.batch(ORDER + first)
         done = self.table.apply(batch)
@@ -106,8 +116,9 @@ class World:
         self.reached = max(self.reached, self.position)
 
     def lookup(self, keys: list[int]) -> None:
-        rows, found = self.table.lookup(np.array(keys))
-        for key, row, have in zip(keys, rows.tolist(), found.tolist(), strict=True):
+        wanted = [self.names[key] for key in keys]
+        rows, found = self.table.lookup(np.array(wanted))
+        for key, row, have in zip(wanted, rows.tolist(), found.tolist(), strict=True):
             if have:
                 legal = [self.states[p].get(key, (0, None))[1] for p in range(self.position, self.reached + 1)]
                 assert row[0] == row[1]
@@ -139,7 +150,7 @@ class World:
         elif name == "later":
             self.clock.s += 3
         elif name == "fetch":
-            self.table.fetch(np.array([1, 3, 6]))
+            self.table.fetch(np.array([self.names[key] for key in (1, 3, 6)]))
         elif name == "snapshot":
             if not self.table.unsettled:
                 self.copying = (self.position, self.table.capture_all(), [])
@@ -167,7 +178,7 @@ class World:
         self.clock.s += 100
         settled(self.table, self.lane)
         assert not self.table.unsettled
-        for key in KEYS:
+        for key in self.names:
             expected = self.states[-1].get(key, (0, None))[1]
             assert self.asked_for(key) == expected, f"key {key}"
 
@@ -191,15 +202,15 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-def a_step(chance: random.Random) -> tuple[Any, ...]:
+def a_step(chance: random.Random, keys: Sequence[int] = KEYS) -> tuple[Any, ...]:
     name = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     if name == "apply":
         op = chance.choice([Op.ASSIGN, Op.ADD, Op.ADD, Op.DELETE])
         n = chance.randint(1, 3)
-        rows = [(chance.choice(KEYS), chance.randint(0, 9), float(chance.randint(1, 8))) for _ in range(n)]
+        rows = [(chance.choice(keys), chance.randint(0, 9), float(chance.randint(1, 8))) for _ in range(n)]
         return name, op, rows, chance.random() < 0.3
     if name == "lookup":
-        return name, [chance.choice(KEYS) for _ in range(chance.randint(1, 3))]
+        return name, [chance.choice(keys) for _ in range(chance.randint(1, 3))]
     return (name,)
 
 
@@ -215,4 +226,19 @@ def test_a_long_life_with_crashes_shows_only_rows_that_are_current_and_loses_non
     world.do(("meet",))
     for _ in range(250):
         world.do(a_step(chance))
+    world.finish()
+
+
+@NUMPY_MAY_OVERFLOW
+@settings(deadline=None, max_examples=4)  # each takes seconds in Triton's interpreter
+@given(warm=st.sampled_from([0, 2]), rules=RULES, log_versions=st.booleans(), seed=st.integers(0, 2**32))
+def test_a_life_with_the_hot_rows_on_a_gpu_shows_only_rows_that_are_current_and_loses_none(
+    warm: int, rules: TierRules, log_versions: bool, seed: int
+) -> None:
+    chance = random.Random(seed)
+    # Twelve keys of one bucket of eight: rows have to leave.
+    world = World(0, warm, rules, log_versions=log_versions, names=neighbours(12).tolist(), on_gpu=True)
+    world.do(("meet",))
+    for _ in range(60):
+        world.do(a_step(chance, range(12)))
     world.finish()

@@ -9,13 +9,16 @@ import numpy as np
 
 from param_server.cold import ABSENT, DELETED, LIVE, N_FLOORS, ColdRows, floor_of
 from param_server.contract import Op
+from param_server.eviction import Policy
 from param_server.ferry import Event, Fetched, Floors, Stored
 from param_server.holding import TierRules
 from param_server.leaving import Departure
 from param_server.residents import Residents
 from param_server.table import Applied, Export, RowBatch
 from param_server.table.evicting import EvictingTable
+from param_server.table.tier import TierTable
 from param_server.tiers import TieredTable
+from tests.tables import need_triton
 
 DIM = 2
 DEFAULT = np.full(DIM, 9.0, np.float32)
@@ -124,16 +127,25 @@ class ManualLane:
 
 def tiered(
     hot_rows: int, warm_rows: int = 0, lane: ManualLane | None = None, rules: TierRules | None = None,
-    clock: FakeClock | None = None, *, dim: int = DIM, default: np.ndarray = DEFAULT,
+    clock: FakeClock | None = None, *, dim: int = DIM, default: np.ndarray = DEFAULT, on_gpu: bool = False,
 ) -> TieredTable:  # fmt: skip
+    """`on_gpu`: the hot tier has the size it has there, whatever `hot_rows`."""
     rules = rules or TierRules()
-    hot, *warm = (
-        EvictingTable(dim=dim, capacity_rows=n, default_row=default, policy=rules.policy)
-        for n in (hot_rows, warm_rows)
-        if n
-    )
-    residents = Residents(hot, warm[0] if warm else None)
+
+    def tier(rows: int) -> EvictingTable:
+        return EvictingTable(dim=dim, capacity_rows=rows, default_row=default, policy=rules.policy)
+
+    hot: TierTable = gpu_tier(dim, default, rules.policy) if on_gpu else tier(hot_rows)
+    residents = Residents(hot, tier(warm_rows) if warm_rows else None)
     return TieredTable(residents, rules, lane, clock or FakeClock())
+
+
+def gpu_tier(dim: int, default: np.ndarray, policy: Policy) -> TierTable:
+    """A hot tier on the GPU, or in Triton's interpreter where there is none."""
+    need_triton()
+    from param_server.table.gpu_tier import GpuTierTable
+
+    return GpuTierTable(dim=dim, slots=8, default_row=default, policy=policy)
 
 
 def settled(table: TieredTable, lane: ManualLane) -> None:
