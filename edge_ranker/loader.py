@@ -29,7 +29,10 @@ class Sequence(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
-        worker, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return self.of_worker(0, 1) if info is None else self.of_worker(info.id, info.num_workers)
+
+    def of_worker(self, worker: int, step: int) -> Iterator[Batch]:
+        """Every `step`-th batch, beginning with number `first + worker`."""
         position = self._first + worker
         while position < self._last:
             number, start = divmod(position, self._per_pass)

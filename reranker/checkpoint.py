@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,14 @@ class Checkpoints:
             return None
         again = f"train again without --resume, which discards {self._path}"
         try:
+            with zipfile.ZipFile(self._path) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"{damaged} has another checksum")
             whole = torch.load(self._path, map_location="cpu", weights_only=True)
             theirs = json.loads(whole["identity"])
-        except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-            first_line = (str(error).splitlines() or [""])[0]
-            raise ReleaseRefused(f"{self._path} cannot be read ({first_line}); {again}") from error
+        except (OSError, zipfile.BadZipFile, KeyError, pickle.UnpicklingError) as error:
+            raise ReleaseRefused(f"{self._path} cannot be read ({error}); {again}") from error
         if different := list(_differences(theirs, self._identity)):
             raise ReleaseRefused(f"{self._path} is of another training: {'; '.join(different)}; {again}")
         torch.set_rng_state(whole["torch_rng"])

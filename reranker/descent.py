@@ -101,7 +101,10 @@ class Descent:
 
     def _of_one(self, batch: Batch) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         half = _HALF.get(self._precision)
-        with torch.autocast(self._device.type, dtype=half or torch.bfloat16, enabled=half is not None):
+        # No cache of cast weights: all threads share it, and what one of them clears another has to round again.
+        with torch.autocast(
+            self._device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False
+        ):
             edge, rerank, recall = self._rankers.losses(batch)
             loss = edge + rerank + self._recall_weight * recall
         found = torch.stack((edge, rerank, recall)).detach()

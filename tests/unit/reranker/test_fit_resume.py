@@ -1,0 +1,147 @@
+"""A fit that was interrupted ends with the bits of one that was not; a fit that no longer improves stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge_ranker.samples import Samples
+from edge_ranker.tables import Tables
+from feature_service.schema import FeatureSchema
+from feature_service.timeline import Timeline, cut
+from infra.clock import SystemClock
+from infra.errors import InvalidInput
+from reranker.checkpoint import Checkpoints
+from reranker.descent import Precision
+from reranker.fit import fit, steps_per_pass
+from reranker.rankers import Rankers
+from reranker.recipe import Recipe
+from tests.logs_of_events import small_dataset
+
+SCHEMA = FeatureSchema(n_user_buckets=8, max_history=10)
+RECIPE = replace(Recipe(), batch_size=32)
+PASSES = 3
+
+
+class Killed(Exception):
+    """Stands for the death of the process."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread_per_operation() -> Iterator[None]:
+    """As in training: torch's own threads would wait for each other at every small operation."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    return cut(small_dataset(n_events=300))
+
+
+def _fit(
+    timeline: Timeline,
+    recipe: Recipe,
+    draft: Path,
+    *,
+    resume: bool = False,
+    die_after: int | None = None,
+    sparse: tuple[str, ...] = (),
+    precision: Precision = "fp32",
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]], int]:
+    """State, log and number of reported steps of a fit whose validation prefers the middle pass."""
+    torch.manual_seed(0)
+    rankers = Rankers(Tables(SCHEMA, timeline, sparse=sparse))
+    rng = np.random.default_rng(0)
+    samples = Samples(
+        timeline,
+        SCHEMA,
+        timeline.train,
+        rng=rng,
+        batch_size=recipe.batch_size,
+        negatives_per_kind=2,
+        bucket_share=0.5,
+    )
+    checkpoints = Checkpoints(draft, {"a": 1}, rng, every_s=0.0, clock=SystemClock())
+    checkpoints.open(resume=resume)
+    steps = 0
+
+    def on_step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == die_after:
+            raise Killed
+
+    def validate() -> float:
+        """Falls with every step but the first: the first pass is the best."""
+        return -abs(steps - steps_per_pass(samples, recipe.accumulate))
+
+    try:
+        log = fit(
+            rankers,
+            samples,
+            recipe,
+            passes=PASSES,
+            validate=validate,
+            on_step=on_step,
+            precision=precision,
+            checkpoints=checkpoints,
+        )
+    finally:
+        checkpoints.close()
+    return rankers.state_dict(), log, steps
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sparse", "precision", "die_after"),
+    [
+        (RECIPE, (), "fp32", 1),
+        (RECIPE, (), "fp32", 7),
+        (replace(RECIPE, accumulate=2), ("user",), "bf16", 3),
+        (RECIPE, ("user",), "fp16", 6),
+    ],
+)
+def test_an_interrupted_fit_ends_with_the_same_bits(
+    timeline: Timeline, tmp_path: Path, recipe: Recipe, sparse: tuple[str, ...], precision: Precision, die_after: int
+) -> None:
+    expected, log, steps = _fit(timeline, recipe, tmp_path / "a", sparse=sparse, precision=precision)
+    with pytest.raises(Killed):
+        _fit(timeline, recipe, tmp_path / "b", die_after=die_after, sparse=sparse, precision=precision)
+    found, found_log, found_steps = _fit(
+        timeline, recipe, tmp_path / "b", resume=True, sparse=sparse, precision=precision
+    )
+    assert found_steps == steps
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+    for entry, found_entry in zip(log, found_log, strict=True):
+        for field in ("pass", "edge_loss", "rerank_loss", "recall_loss", "validation_auc"):
+            assert entry[field] == found_entry[field]
+
+
+def test_a_fit_that_is_no_longer_better_stops_and_keeps_its_best_pass(timeline: Timeline, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, patience=1)
+    stopped, log, _ = _fit(timeline, recipe, tmp_path / "a")
+    whole, whole_log, _ = _fit(timeline, RECIPE, tmp_path / "b")
+    assert len(log) == 2
+    assert len(whole_log) == PASSES
+    for name, value in whole.items():
+        assert torch.equal(value, stopped[name])
+
+
+def test_a_step_larger_than_a_pass_is_refused(timeline: Timeline, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="accumulate: a step takes 200 batches, a pass has 8"):
+        _fit(timeline, replace(RECIPE, accumulate=100), tmp_path)
+
+
+def test_the_log_says_how_long_was_waited_for_data(timeline: Timeline, tmp_path: Path) -> None:
+    _, log, _ = _fit(timeline, RECIPE, tmp_path)
+    for entry in log:
+        assert 0 < entry["data_wait_share"] < 1
+        assert entry["events_per_s"] > 0
