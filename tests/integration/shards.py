@@ -21,13 +21,15 @@ from infra.kafka import LogProducer, ensure_topics
 from infra.release import Release, TableRows, read_release, write_release
 from infra.wire.client import WireClient
 from infra.wire.connection import Peer
-from param_server.client import FetchResult, ParameterClient, TopkQuery
+from param_server.client import FetchResult, ParameterClient, PoolTerm, TopkQuery
 from param_server.config import ShardConfig
 from param_server.contract import Op
 from param_server.keeper import Keeping
 from param_server.publish import Publisher
 from param_server.shard import Shard
 from param_server.specs import table_specs
+from param_server.table.device import HOST, TableDevice
+from tests.support import eventually
 
 T = TypeVar("T")
 DIM = 4
@@ -95,9 +97,9 @@ def shard_config(folder: Path, bootstrap: str, topics: Topics, index: int = 0, n
 
 
 @contextmanager
-def running(config: ShardConfig, release: Release) -> Iterator[str]:
+def running(config: ShardConfig, release: Release, device: TableDevice = HOST) -> Iterator[str]:
     """A shard in this process; its address."""
-    shard = Shard(config, release)
+    shard = Shard(config, release, device=device)
     address = shard.start()
     try:
         yield address
@@ -198,6 +200,23 @@ def publishing(bootstrap: str, topics: Topics) -> Iterator[Publisher]:
         yield Publisher(producer, topics.embeddings, N_PARTITIONS)
     finally:
         producer.close()
+
+
+def recall(k: int, exclude: list[int]) -> TopkQuery:
+    def combine(rows: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> np.ndarray:
+        vector: np.ndarray = rows[0].sum(axis=0) + rows[1].mean(axis=0, dtype=np.float32)
+        return vector
+
+    pool = (PoolTerm(0, "sum"), PoolTerm(1, "mean"))
+    return TopkQuery("item", k, np.array(exclude, np.int64), pool, combine)
+
+
+def ask_snapshot(caller: Caller, *, full: bool = False) -> dict[str, object]:
+    """Have a shard write a snapshot and wait for it."""
+    name = caller.wire.peers()[0].name
+    number = caller.run(caller.wire.call("snapshot", args={"full": full}, deadline=Deadline.after(10), peer=name))
+    eventually(lambda: caller.health()["snapshot"]["answered"] >= number.args["number"], timeout_s=30)
+    return dict(caller.health()["snapshot"])
 
 
 def often(config: ShardConfig) -> ShardConfig:

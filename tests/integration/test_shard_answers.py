@@ -12,7 +12,6 @@ import pytest
 from infra.embedded import EmbeddedBroker
 from infra.errors import DeadlineExceeded
 from infra.release import Release
-from param_server.client import PoolTerm, TopkQuery
 from param_server.config import ShardConfig
 from param_server.routing import partition_of
 from tests.integration.shards import (
@@ -23,41 +22,10 @@ from tests.integration.shards import (
     Topics,
     asking,
     item_row,
-    make_release,
-    make_topics,
+    recall,
     running,
     shard_config,
 )
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    server = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    server.start()
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    return make_release(tmp_path_factory.mktemp("release") / "r1")
-
-
-@pytest.fixture
-def topics(broker: EmbeddedBroker) -> Topics:
-    return make_topics(broker.bootstrap)
-
-
-def recall(k: int, exclude: list[int]) -> TopkQuery:
-    def combine(rows: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> np.ndarray:
-        vector: np.ndarray = rows[0].sum(axis=0) + rows[1].mean(axis=0, dtype=np.float32)
-        return vector
-
-    pool = (PoolTerm(0, "sum"), PoolTerm(1, "mean"))
-    return TopkQuery("item", k, np.array(exclude, np.int64), pool, combine)
 
 
 @contextmanager

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from infra.embedded import EmbeddedBroker
 from infra.kafka import LogConsumer, LogProducer
@@ -27,7 +25,6 @@ from tests.integration.shards import (
     asking,
     item_row,
     make_release,
-    make_topics,
     often,
     publish,
     publishing,
@@ -35,27 +32,6 @@ from tests.integration.shards import (
     shard_config,
 )
 from tests.support import eventually
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    server = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    server.start()
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    return make_release(tmp_path_factory.mktemp("release") / "r1")
-
-
-@pytest.fixture
-def topics(broker: EmbeddedBroker) -> Topics:
-    return make_topics(broker.bootstrap)
 
 
 def test_a_published_row_becomes_visible(

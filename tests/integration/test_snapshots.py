@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.deadline import Deadline
 from infra.embedded import EmbeddedBroker
 from infra.release import Release
 from param_server.contract import Op
@@ -20,9 +19,8 @@ from tests.integration.shards import (
     N_ITEMS,
     Caller,
     Topics,
+    ask_snapshot,
     asking,
-    make_release,
-    make_topics,
     publish,
     publishing,
     running,
@@ -31,35 +29,6 @@ from tests.integration.shards import (
 from tests.support import eventually
 
 KEYS = list(range(N_ITEMS))
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    server = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    server.start()
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    return make_release(tmp_path_factory.mktemp("release") / "r1")
-
-
-@pytest.fixture
-def topics(broker: EmbeddedBroker) -> Topics:
-    return make_topics(broker.bootstrap)
-
-
-def ask_snapshot(caller: Caller, *, full: bool = False) -> dict[str, object]:
-    """Have a shard write a snapshot and wait for it."""
-    name = caller.wire.peers()[0].name
-    number = caller.run(caller.wire.call("snapshot", args={"full": full}, deadline=Deadline.after(10), peer=name))
-    eventually(lambda: caller.health()["snapshot"]["answered"] >= number.args["number"], timeout_s=30)
-    return dict(caller.health()["snapshot"])
 
 
 def test_the_number_of_shards_can_grow_and_shrink_without_losing_a_row(

@@ -31,8 +31,6 @@ from tests.integration.shards import (
     Topics,
     asking,
     item_row,
-    make_release,
-    make_topics,
     often,
     publish,
     publishing,
@@ -45,17 +43,6 @@ HOT_ROWS, WARM_ROWS = 10, 6
 N_KEYS = 80
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    server = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    server.start()
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     server = EmbeddedRedis(tmp_path / "redis")
@@ -65,16 +52,6 @@ def redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
         yield server
     finally:
         server.stop()
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    return make_release(tmp_path_factory.mktemp("release") / "r1")
-
-
-@pytest.fixture
-def topics(broker: EmbeddedBroker) -> Topics:
-    return make_topics(broker.bootstrap)
 
 
 @pytest.fixture
