@@ -123,6 +123,7 @@ class ShardProcess:
         self._process.start()
         theirs.close()
         self.address = ""
+        self._killed = False
         if wait:
             self.wait()
 
@@ -132,7 +133,10 @@ class ShardProcess:
         self.address = self._ours.recv()
 
     def kill(self) -> None:
-        """kill -9."""
+        """kill -9; again does nothing."""
+        if self._killed:
+            return
+        self._killed = True
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, signal.SIGKILL)
         self._process.join(10)
@@ -143,11 +147,12 @@ class ShardProcess:
 class Caller:
     """A client with a loop of its own, for tests that are not coroutines."""
 
-    def __init__(self, release: Release, addresses: Sequence[str]) -> None:
+    def __init__(self, release: Release, addresses: Sequence[str], n_shards: int) -> None:
         self._runner = asyncio.Runner()
+        self._n_shards = n_shards
         self.generation = release.manifest.generation
         self.wire = WireClient(role="shard")
-        self.client = ParameterClient(self.wire, len(addresses), N_PARTITIONS, table_specs(release))
+        self.client = ParameterClient(self.wire, n_shards, N_PARTITIONS, table_specs(release))
         self.run(self._connect(addresses))
 
     def fetch(
@@ -167,7 +172,8 @@ class Caller:
         return float(self.fetch((table, [key])).rows[0][0, 0])
 
     def health(self, index: int = 0) -> dict[str, Any]:
-        name = next(p.name for p in self.wire.peers() if p.meta["shard"] == index)
+        """Health of the shard at one of the addresses."""
+        name = f"shard-{index}"
         return self.run(self.wire.call("health", deadline=Deadline.after(10.0), peer=name)).args
 
     def close(self) -> None:
@@ -175,7 +181,9 @@ class Caller:
         self._runner.close()
 
     async def _connect(self, addresses: Sequence[str]) -> None:
-        self.wire.set_peers([Peer(f"shard-{i}", a, meta={"shard": i}) for i, a in enumerate(addresses)])
+        self.wire.set_peers(
+            [Peer(f"shard-{i}", a, meta={"shard": i % self._n_shards}) for i, a in enumerate(addresses)]
+        )
         await self.wire.wait_live(len(addresses), deadline=Deadline.after(10.0))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -184,8 +192,9 @@ class Caller:
 
 
 @contextmanager
-def asking(release: Release, *addresses: str) -> Iterator[Caller]:
-    caller = Caller(release, addresses)
+def asking(release: Release, *addresses: str, n_shards: int | None = None) -> Iterator[Caller]:
+    """A client of these addresses: all first replicas, in the order of shards, then all second ones."""
+    caller = Caller(release, addresses, n_shards or len(addresses))
     try:
         yield caller
     finally:
