@@ -120,7 +120,7 @@ class Settings(BaseSettings):
     precision_max_log_loss_rise_pct_fp16: float = Field(
         default=0.05, ge=0, le=100, description="Log-loss that FP16 may add to FP32's, relative."
     )
-    precision_max_log_loss_rise_pct_int8: float = Field(default=0.5, ge=0, le=100, description="The same for INT8.")
+    precision_max_log_loss_rise_pct_int8: float = Field(default=1.0, ge=0, le=100, description="The same for INT8.")
     precision_max_logit_rmse_fp16: float = Field(
         default=0.02, ge=0, description="Root mean square by which FP16 may move logits."
     )

@@ -11,8 +11,9 @@ FP16 numbers in both forms, so both hold the same INT8 weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -78,8 +79,9 @@ def activations(model: onnx.ModelProto) -> list[str]:
     return list(dict.fromkeys(product.activation for product in products_to_quantise(model)))
 
 
-def to_int8(model: onnx.ModelProto, scales: Mapping[str, float]) -> onnx.ModelProto:
-    """The FP32 graph with Q and DQ. `scales`: activation -> the number one INT8 step stands for.
+def to_int8(model: onnx.ModelProto, scales: Mapping[str, float], *, keep_high: Collection[str] = ()) -> onnx.ModelProto:
+    """The FP32 graph with Q and DQ. `scales`: activation -> the number one INT8 step stands for. Products of the
+    activations in `keep_high` stay as they are and have no scale.
 
     Raises ReleaseRefused when there is nothing to quantise, a scale is missing, left over or no positive number.
     """
@@ -88,33 +90,22 @@ def to_int8(model: onnx.ModelProto, scales: Mapping[str, float]) -> onnx.ModelPr
     opset = next(o.version for o in quantised.opset_import if o.domain in ("", "ai.onnx"))
     if opset < MIN_OPSET:
         raise ReleaseRefused(f"the graph has opset {opset}; INT8 over FP16 needs {MIN_OPSET} or more: export it anew")
-    products = {product.node: product for product in products_to_quantise(quantised)}
+    products = {p.node: p for p in products_to_quantise(quantised) if p.activation not in keep_high}
     if not products:
         raise ReleaseRefused("no MatMul or Gemm with a constant weight is to be quantised in this graph")
-    steps = check_scales(scales, activations(quantised))
+    steps = check_scales(scales, dict.fromkeys(p.activation for p in products.values()))
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    ways = _Ways()
     nodes: list[onnx.NodeProto] = []
-    made: dict[str, onnx.TensorProto] = {}
-    quantised_already: dict[str, str] = {}
     for node in graph.node:
         if (product := products.get(node.name)) is not None:
-            if product.activation not in quantised_already:
-                more, tensors = _around(product.activation, steps[product.activation])
-                quantised_already[product.activation] = more[-1].output[0]
-                nodes += more
-                made |= tensors
-            node.input[0] = quantised_already[product.activation]
-            of_weight = f"{product.weight}_{product.axis}"
-            if of_weight not in quantised_already:
-                more, tensors = _dequantised(of_weight, constants[product.weight], product.axis)
-                quantised_already[of_weight] = more[0].output[0]
-                nodes += more
-                made |= tensors
-            node.input[1] = quantised_already[of_weight]
+            node.input[0] = ways.through_int8(product.activation, steps[product.activation])
+            node.input[1] = ways.from_int8(product, constants[product.weight])
+            nodes += ways.taken()
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.initializer.extend(made.values())
+    graph.initializer.extend(ways.constants.values())
     drop_unused(graph)
     onnx.checker.check_model(quantised, full_check=True)
     return quantised
@@ -162,34 +153,48 @@ def drop_unused(graph: onnx.GraphProto) -> None:
     graph.initializer.extend(kept)
 
 
-def _around(activation: str, step: np.float32) -> tuple[list[onnx.NodeProto], dict[str, onnx.TensorProto]]:
-    """Q and DQ of one activation."""
-    scale, zero = f"{activation}_scale", "int8_zero"
-    stored, back = f"{activation}_int8", f"{activation}_dequantised"
-    nodes = [
-        helper.make_node("QuantizeLinear", [activation, scale, zero], [stored], name=f"{activation}_Q"),
-        helper.make_node("DequantizeLinear", [stored, scale, zero], [back], name=f"{activation}_DQ"),
-    ]
-    tensors = {
-        scale: numpy_helper.from_array(np.array(step, np.float32), scale),
-        zero: numpy_helper.from_array(np.array(0, np.int8), zero),
-    }
-    return nodes, tensors
+class _Ways:
+    """Q and DQ nodes with their constants; each tensor goes through INT8 once, however many products read it."""
 
+    def __init__(self) -> None:
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self._made: dict[str, str] = {}
+        self._nodes: list[onnx.NodeProto] = []
 
-def _dequantised(name: str, weight: F32, axis: int) -> tuple[list[onnx.NodeProto], dict[str, onnx.TensorProto]]:
-    """The INT8 weight and its DQ."""
-    stored, scale, zero = f"{name}_int8", f"{name}_scale", f"{name}_zero"
-    values, steps = quantise_weight(weight, axis)
-    node = helper.make_node(
-        "DequantizeLinear", [stored, scale, zero], [f"{name}_dequantised"], name=f"{name}_DQ", axis=axis
-    )
-    tensors = {
-        stored: numpy_helper.from_array(values, stored),
-        scale: numpy_helper.from_array(steps, scale),
-        zero: numpy_helper.from_array(np.zeros(steps.size, np.int8), zero),
-    }
-    return [node], tensors
+    def taken(self) -> list[onnx.NodeProto]:
+        """Nodes made since the last call."""
+        nodes, self._nodes = self._nodes, []
+        return nodes
+
+    def through_int8(self, activation: str, step: np.float32) -> str:
+        """Name of the activation behind Q and DQ."""
+        if activation not in self._made:
+            scale = self._constant(f"{activation}_scale", np.array(step, np.float32))
+            zero = self._constant("int8_zero", np.array(0, np.int8))
+            stored = self._node("QuantizeLinear", [activation, scale, zero], f"{activation}_int8")
+            self._made[activation] = self._node("DequantizeLinear", [stored, scale, zero], f"{activation}_dequantised")
+        return self._made[activation]
+
+    def from_int8(self, product: Product, weight: F32) -> str:
+        """Name of the product's weight behind the DQ of its INT8 form."""
+        name = f"{product.weight}_{product.axis}"
+        if name not in self._made:
+            values, steps = quantise_weight(weight, product.axis)
+            inputs = [
+                self._constant(f"{name}_int8", values),
+                self._constant(f"{name}_scale", steps),
+                self._constant(f"{name}_zero", np.zeros(steps.size, np.int8)),
+            ]
+            self._made[name] = self._node("DequantizeLinear", inputs, f"{name}_dequantised", axis=product.axis)
+        return self._made[name]
+
+    def _constant(self, name: str, values: NDArray[Any]) -> str:
+        self.constants[name] = numpy_helper.from_array(values, name)
+        return name
+
+    def _node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
+        self._nodes.append(helper.make_node(kind, inputs, [output], name=f"{output}_{kind}", **attributes))
+        return output
 
 
 def _output_layers(graph: onnx.GraphProto) -> set[str]:

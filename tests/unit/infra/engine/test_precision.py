@@ -172,6 +172,16 @@ def test_a_graph_that_is_all_output_layer_has_nothing_to_quantise() -> None:
         to_int8(model, {})
 
 
+def test_products_that_are_to_stay_high_do_and_need_no_scale() -> None:
+    model = to_int8(plain(), {"relu": 0.1}, keep_high=("target", "user"))
+    assert [n.input[0] for n in model.graph.node if n.op_type == "QuantizeLinear"] == ["relu"]
+    held = constants(model)
+    assert {"first", "side"} < held.keys()
+    assert "second" not in held
+    with pytest.raises(ReleaseRefused, match="a scale for 'user', which this graph does not quantise"):
+        to_int8(plain(), {"relu": 0.1, "user": 0.1}, keep_high=("target", "user"))
+
+
 def test_an_old_opset_is_refused() -> None:
     with pytest.raises(ReleaseRefused, match="opset 17; INT8 over FP16 needs 19"):
         to_int8(_graph([helper.make_node("MatMul", ["target", "w"], ["logits"])], {"w": np.ones((4, 1))}, 17), {})
