@@ -144,9 +144,16 @@ def _ranking(parts: Parts, route: str, parsed: Callable[[bytes], RecommendReques
         seconds[assigned.arm].observe(took_s)
         answered[assigned.arm].inc()
         headers = _headers(reply, query, trace[0] if trace else None)
-        return Answer(200, content, headers, lambda: parts.impressions.offer(query, reply))
+        return Answer(200, content, headers, lambda: _sent(parts, query, reply, assigned, took_s))
 
     return handle
+
+
+def _sent(parts: Parts, query: Query, reply: RecommendReply, assigned: Assignment, took_s: float) -> None:
+    """What is done when an answer has left."""
+    parts.impressions.offer(query, reply)
+    if assigned.epoch:
+        parts.shadow.sent(query, reply, assigned, took_s)
 
 
 def _assigned(parts: Parts, query: Query, scope: Scope) -> Assignment:

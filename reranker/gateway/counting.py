@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from reranker.gateway.metrics import ATTRIBUTED
 from reranker.gateway.query import Query
 from reranker.gateway.schemas import FeedbackItem, RecommendReply
 from reranker.gray.attribution import Signer
-from reranker.gray.tally import Outcome, Tally
+from reranker.gray.tally import Outcome, Sight, Tally
 
 INTERNAL = "internal"
 
@@ -25,6 +26,16 @@ def outcome_of(query: Query, reply: RecommendReply, took_s: float) -> Outcome:
         missing_rows=coverage.missing,
         cold=coverage.user != "known",
         shown=len(reply.items),
+    )
+
+
+def sight_of(reply: RecommendReply) -> Sight:
+    """What one reply showed. Scores of an answer without a stage are another model's, and count as none."""
+    watermark_ms = reply.versions.watermark_ms
+    return Sight(
+        items=[item.item_id for item in reply.items],
+        scores=[] if reply.degraded.value else [item.score for item in reply.items],
+        age_s=time.time() - watermark_ms / 1e3 if watermark_ms else None,
     )
 
 

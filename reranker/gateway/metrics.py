@@ -67,6 +67,13 @@ FEEDBACK = counter(
     "Feedback events by outcome. unacknowledged: the broker did not answer in time, the caller was told.",
     ("outcome",),
 )
+SHADOW = counter(
+    "gateway_shadow_total",
+    "Copies of requests for the candidate release by outcome. scored: compared with what was shown. busy, full: "
+    "dropped because answers came first; much of it: ask for a smaller share. over: the plan changed. failed: a bug, "
+    "see the log.",
+    ("outcome",),
+)
 ATTRIBUTED = counter(
     "gateway_attributed_events_total",
     "Feedback events by the arm that showed their item. none: without a recommendation id; unknown: with one that is "

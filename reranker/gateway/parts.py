@@ -30,6 +30,7 @@ from reranker.gateway.config import GatewayConfig
 from reranker.gateway.feedback import ACKNOWLEDGE_S, FeedbackLog
 from reranker.gateway.impressions import Impressions
 from reranker.gateway.served import Releases, prepare, serve
+from reranker.gateway.shadow import Shadow
 from reranker.gateway.status import CHECK_S, Status, Store
 from reranker.gray.arms import Arms
 from reranker.gray.attribution import Signer
@@ -61,6 +62,7 @@ class Parts:
     admission: Admission
     feedback: FeedbackLog
     impressions: Impressions
+    shadow: Shadow
     status: Status
     default_deadline_ms: float
 
@@ -91,6 +93,8 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
         impressions = Impressions(shown, topic, partitions, clock)
         opened.callback(impressions.flush)
         admission = Admission(config.max_in_flight)
+        shadow = Shadow(arms, admission, releases.pipeline)
+        opened.push_async_callback(shadow.close)
         parts = Parts(
             arms=arms,
             releases=releases,
@@ -100,6 +104,7 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
             admission=admission,
             feedback=FeedbackLog(events, topic, partitions, schema.history_events, clock),
             impressions=impressions,
+            shadow=shadow,
             status=_status(config, release, wires, store, entries, admission),
             default_deadline_ms=config.deadline_ms,
         )

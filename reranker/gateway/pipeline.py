@@ -97,7 +97,7 @@ class Pipeline:
             return None
         CANDIDATES.observe(found.keys.size)
         DUPLICATES.inc(query.duplicates)
-        missing_rows(trail.assignment.arm).inc(int(np.count_nonzero(~found.rows_found)))
+        missing_rows(trail.assignment.lane).inc(int(np.count_nonzero(~found.rows_found)))
         return found
 
     async def _named(

@@ -41,7 +41,7 @@ class Trail:
         """Note that the answer lacks something."""
         if reason not in self.reasons:
             self.reasons.append(reason)
-            DEGRADED.labels(reason, self.assignment.arm).inc()
+            DEGRADED.labels(reason, self.assignment.lane).inc()
 
 
 class _Timed:
@@ -59,7 +59,7 @@ class _Timed:
     def __exit__(self, *raised: object) -> None:
         took_s = time.perf_counter() - self._began_s
         self._trail.timing_ms[self._stage] = round(took_s * 1e3, 3)
-        stage_seconds(self._stage, self._trail.assignment.arm).observe(took_s)
+        stage_seconds(self._stage, self._trail.assignment.lane).observe(took_s)
 
 
 def cause_of(error: TrirankError) -> str:

@@ -17,8 +17,8 @@ import msgspec
 from infra.clock import Clock
 from infra.errors import TrirankError
 from reranker.gray.decide import Decision, decide
-from reranker.gray.gates import RECENT_S, Readings, Window
 from reranker.gray.measures import Figures
+from reranker.gray.readings import RECENT_S, Readings, Window
 from reranker.gray.state import Action, GrayRelease, change
 from reranker.gray.store import Conflict, Current, GrayStore
 from reranker.gray.tally import Sample
@@ -117,7 +117,7 @@ class Controller:
 
 
 def window(sums: Sums, before: Sums) -> Window:
-    """What was counted since `before`, as the three samples of the gates."""
+    """What was counted since `before`, as the samples of the gates."""
 
     def since(sample: Sample) -> Figures:
         return sums.get(sample, Figures()).minus(before.get(sample, Figures()))
@@ -127,4 +127,6 @@ def window(sums: Sums, before: Sums) -> Window:
         candidate=compared.plus(since(Sample("candidate", False))),
         compared=compared,
         baseline=since(Sample("stable", True)),
+        shadow=since(Sample("shadow", True)),
+        shadowed=since(Sample("shadowed", True)),
     )

@@ -1,5 +1,6 @@
 """What to do with a gray release now: hold, step, promote, pause or abort, and the sentence why. Pure.
 
+While the candidate release is shown to nobody (weight 0) shadow traffic is judged; gates it says nothing about wait.
 Precedence: a failed gate wins over everything, a sample ratio mismatch over every healthy gate, missing samples over
 time that has passed. Invariant: no step and no promotion without the samples of the step and every gate healthy.
 """
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reranker.gray.gates import Finding, Readings, judge, mismatch
+from reranker.gray.gates import judge, mismatch, not_shown
+from reranker.gray.readings import Finding, Readings
 from reranker.gray.split import PPM
 from reranker.gray.state import GrayRelease, Verdict
 
@@ -29,7 +31,10 @@ class Decision:
 
 def decide(release: GrayRelease, readings: Readings, now_us: int) -> Decision:
     """The decision for a running release; one that is not running is diagnosed and held."""
-    findings = (*(judge(gate, readings) for gate in release.plan.gates), mismatch(readings.total))
+    if unseen := release.weight_ppm == 0:
+        readings = readings.in_shadow()
+    judged = ((not_shown(gate) if unseen else None) or judge(gate, readings) for gate in release.plan.gates)
+    findings = (*judged, mismatch(readings.total))
     verdict, sentence = _diagnosis(release, readings, findings)
     act: Act = "hold"
     if release.state != "running":
@@ -42,7 +47,7 @@ def decide(release: GrayRelease, readings: Readings, now_us: int) -> Decision:
 
 
 def _diagnosis(release: GrayRelease, readings: Readings, findings: Sequence[Finding]) -> tuple[Verdict, str]:
-    acted = [finding for finding in findings[:-1] if not finding.dry_run]
+    acted = [finding for finding in findings[:-1] if not finding.dry_run and not finding.waits]
     if failed := next((finding for finding in acted if finding.verdict == "unhealthy"), None):
         return "unhealthy", failed.sentence
     if findings[-1].verdict == "unhealthy":
@@ -58,6 +63,8 @@ def _diagnosis(release: GrayRelease, readings: Readings, findings: Sequence[Find
 def _samples(release: GrayRelease, readings: Readings) -> int:
     """Requests of the smaller sample; where everybody has the candidate release, its own."""
     step = readings.step
+    if release.weight_ppm == 0:
+        return step.shadow.requests
     if 2 * release.weight_ppm > PPM - release.plan.holdout_ppm and not step.baseline.requests:
         return step.candidate.requests
     return min(step.compared.requests, step.baseline.requests)

@@ -86,6 +86,6 @@ class Follower:
     async def _tell(self) -> None:
         tally = self._arms.tally
         if tally.epoch:
-            epoch, buckets = tally.epoch, tally.new_buckets()
-            await self._store.tell(epoch, self._gateway, tally.figures(), buckets)
-            tally.told(epoch, buckets)
+            epoch, places = tally.epoch, tally.new_places()
+            await self._store.tell(epoch, self._gateway, tally.figures(), places)
+            tally.told(epoch, places)

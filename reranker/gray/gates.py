@@ -7,10 +7,10 @@ everybody) is no fault of the candidate release. Invariant: too little data is i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from reranker.gray.measures import Figures, Measure, above, measure_of, quantile_bucket, upper_ms
 from reranker.gray.plan import Gate
+from reranker.gray.quality_gates import age, distinct, drift, mean, too_few
+from reranker.gray.readings import Finding, Readings, Window
 from reranker.gray.sequential import (
     counts_differ,
     rate_is_higher,
@@ -20,48 +20,10 @@ from reranker.gray.sequential import (
 )
 from reranker.gray.state import Verdict
 
-# A short span is looked at again every second for days: its chance of a false alarm has to be far below the gate's.
-RECENT_ALPHA = 1e-6
-RECENT_S = (10.0, 30.0, 60.0)
 MISMATCH_ALPHA = 0.001
 # Stable's own share of faults is forgiven the candidate release with this reserve.
 FORGIVEN = 2.0
 LEAST_FORGIVEN = 10  # requests of the baseline
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """One span of time: everything the candidate release answered, and the two samples of equal size."""
-
-    candidate: Figures = field(default_factory=Figures)
-    compared: Figures = field(default_factory=Figures)
-    baseline: Figures = field(default_factory=Figures)
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """What a decision is made of: the last `RECENT_S` seconds, this step, and everything since the start."""
-
-    recent: tuple[Window, ...]
-    step: Window
-    total: Window
-
-    def spans(self, alpha: float, step: Window) -> tuple[tuple[Window, float, str], ...]:
-        """Where faults are looked for: the window, the chance of a false alarm, its name."""
-        recent = zip(self.recent, RECENT_S, strict=True)
-        return (*((window, RECENT_ALPHA, f"the last {s:.0f} s") for window, s in recent), (step, alpha, "this step"))
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One gate's verdict. `candidate` and `baseline` are the metric's values, None where there is no sample."""
-
-    metric: str
-    verdict: Verdict
-    sentence: str
-    dry_run: bool = False
-    candidate: float | None = None
-    baseline: float | None = None
 
 
 def judge(gate: Gate, readings: Readings) -> Finding:
@@ -69,11 +31,22 @@ def judge(gate: Gate, readings: Readings) -> Finding:
     measure = measure_of(gate.metric)
     if measure is None:
         return Finding(gate.metric, "inconclusive", f"{gate.metric}: there is no such metric", gate.dry_run)
-    if gate.kind == "limit":
+    if measure.kind == "share":
         return _limit(gate, measure, readings)
-    if gate.kind == "ratio":
+    if measure.kind == "latency":
         return _ratio(gate, measure, readings)
-    return _rate(gate, measure, readings.total)
+    if measure.kind == "event_rate":
+        return _rate(gate, measure, readings.total)
+    return {"mean": mean, "drift": drift, "distinct": distinct, "age": age}[measure.kind](gate, measure, readings)
+
+
+def not_shown(gate: Gate) -> Finding | None:
+    """The finding of a gate that shadow traffic says nothing about; None for one that it does."""
+    measure = measure_of(gate.metric)
+    if measure is None or measure.source != "shown":
+        return None
+    said = f"{gate.metric}: waits until the candidate release is shown to somebody"
+    return Finding(gate.metric, "inconclusive", said, gate.dry_run, waits=True)
 
 
 def mismatch(total: Window) -> Finding:
@@ -97,7 +70,7 @@ def _limit(gate: Gate, measure: Measure, readings: Readings) -> Finding:
             said = f"{gate.metric}: {bad} of {of} ({bad / of:.2%}) in {span}, allowed is {allowed:.2%}"
             return Finding(gate.metric, "unhealthy", said, gate.dry_run, *values)
     if n < gate.min_samples:
-        return Finding(gate.metric, "inconclusive", _too_few(gate, n), gate.dry_run, *values)
+        return Finding(gate.metric, "inconclusive", too_few(gate, n), gate.dry_run, *values)
     allowed = _allowed(gate, measure, readings.step)
     said = f"{gate.metric}: {x} of {n} ({x / n:.2%}), allowed is {allowed:.2%}"
     return Finding(gate.metric, "healthy" if x / n <= allowed else "inconclusive", said, gate.dry_run, *values)
@@ -106,7 +79,7 @@ def _limit(gate: Gate, measure: Measure, readings: Readings) -> Finding:
 def _allowed(gate: Gate, measure: Measure, window: Window) -> float:
     x, n = measure.counts(window.baseline)
     own = min(1.0, FORGIVEN * x / n) if n >= LEAST_FORGIVEN else 0.0
-    return max(gate.limit, own)
+    return max(1.0 - gate.limit if measure.least else gate.limit, own)
 
 
 def _ratio(gate: Gate, measure: Measure, readings: Readings) -> Finding:
@@ -128,7 +101,7 @@ def _ratio(gate: Gate, measure: Measure, readings: Readings) -> Finding:
     n = min(step.compared.requests, step.baseline.requests)
     least = max(gate.min_samples, _least_for(q))
     if n < least or values[0] is None or values[1] is None:
-        return Finding(gate.metric, "inconclusive", _too_few(gate, n, least), gate.dry_run, *values)
+        return Finding(gate.metric, "inconclusive", too_few(gate, n, least), gate.dry_run, *values)
     ratio = values[0] / values[1]
     said = f"{gate.metric}: {values[0]:.1f} ms, {ratio:.2f} times the baseline's, allowed is {gate.limit:g} times"
     return Finding(gate.metric, "healthy" if ratio <= gate.limit else "inconclusive", said, gate.dry_run, *values)
@@ -150,7 +123,7 @@ def _rate(gate: Gate, measure: Measure, total: Window) -> Finding:
     values = _share(x, n), _share(x_base, n_base)
     least = min(n, n_base)
     if least < gate.min_samples or values[0] is None or values[1] is None:
-        return Finding(gate.metric, "inconclusive", _too_few(gate, least), gate.dry_run, *values)
+        return Finding(gate.metric, "inconclusive", too_few(gate, least), gate.dry_run, *values)
     needed, counts = threshold(gate.alpha), (x, n, x_base, n_base)
     said = f"{gate.metric}: {values[0]:.3%} of {n} against the baseline's {values[1]:.3%} of {n_base}"
     verdict: Verdict = "inconclusive"
@@ -163,10 +136,6 @@ def _rate(gate: Gate, measure: Measure, total: Window) -> Finding:
     else:
         said = f"{said}; neither is shown yet"
     return Finding(gate.metric, verdict, said, gate.dry_run, *values)
-
-
-def _too_few(gate: Gate, n: int, least: int | None = None) -> str:
-    return f"{gate.metric}: {n} samples, at least {least or gate.min_samples} are needed"
 
 
 def _least_for(q: float) -> int:

@@ -20,13 +20,18 @@ MAX_OVERRIDES = 10_000
 
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Share = Annotated[int, Meta(ge=0, le=PPM, description="Parts per million.")]
-Kind = Literal["limit", "ratio", "non_inferiority", "superiority"]
+Kind = Literal["limit", "minimum", "ratio", "non_inferiority", "superiority"]
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One weight of the ramp, held for `hold_s` and until each compared sample has `min_samples` requests."""
+    """One weight of the ramp, held for `hold_s` and until each compared sample has `min_samples` requests.
 
-    weight_ppm: Annotated[int, Meta(ge=1, le=PPM)]
+    `shadow_ppm` of the requests that stable answers are scored by the candidate release too, afterwards and for nobody;
+    a step of weight 0 shows nothing and counts those.
+    """
+
+    weight_ppm: Share
+    shadow_ppm: Share = 0
     hold_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 60.0
     min_samples: Annotated[int, Meta(ge=1)] = 500
 
@@ -34,7 +39,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One condition. `limit` means, by kind:
 
-    limit: the worst value the candidate release may have; ratio: the largest candidate/baseline of a latency quantile;
+    limit: the worst value the candidate release may have, where less is better; minimum: the same, where more is;
+    ratio: the largest candidate/baseline of a latency quantile;
     non_inferiority: the relative drop that must be ruled out (and is looked for); superiority: the relative gain that
     is looked for. `alpha`: the chance of a false verdict over the whole release, however often it is looked at.
     `dry_run`: judged and shown, never acted upon.
@@ -108,12 +114,18 @@ def overrides_of(plan: Plan) -> dict[str, Arm]:
 
 
 def _check_steps(plan: Plan) -> None:
-    before = 0
+    before = -1
     for i, step in enumerate(plan.steps):
         check_weight(plan, step.weight_ppm, f"steps[{i}].weight_ppm")
         if step.weight_ppm <= before:
             raise InvalidInput(f"steps[{i}].weight_ppm", f"{step.weight_ppm} is not more than the step before it")
+        if step.weight_ppm == 0 and step.shadow_ppm == 0:
+            raise InvalidInput(f"steps[{i}].shadow_ppm", "a step of weight 0 needs shadow traffic")
         before = step.weight_ppm
+    if plan.steps[-1].weight_ppm == 0:
+        raise InvalidInput(
+            f"steps[{len(plan.steps) - 1}].weight_ppm", "the last step has to show the candidate release"
+        )
     needs_baseline = any(gate.kind != "limit" for gate in plan.gates)
     if needs_baseline and plan.steps[0].weight_ppm >= PPM - plan.holdout_ppm:
         raise InvalidInput("steps[0].weight_ppm", "leaves no baseline, but a gate compares with it")
@@ -131,8 +143,12 @@ def _check_gate(gate: Gate, path: str) -> None:
         raise InvalidInput(f"{path}.limit", "a relative drop is at least 0.001 and less than 1")
     if gate.kind == "superiority" and gate.limit < 0.001:
         raise InvalidInput(f"{path}.limit", "the gain that is looked for is at least 0.001")
-    if gate.kind == "limit" and measure.is_share and not 0 < gate.limit < 1:
+    if measure.is_share and not 0 < gate.limit < 1:
         raise InvalidInput(f"{path}.limit", "a share is more than 0 and less than 1")
+    if gate.kind == "minimum" and not 0 < gate.limit <= 1:
+        raise InvalidInput(f"{path}.limit", "the least value is more than 0 and at most 1")
+    if gate.kind == "limit" and gate.limit == 0:
+        raise InvalidInput(f"{path}.limit", "is more than 0")
 
 
 def _check_overrides(plan: Plan) -> None:

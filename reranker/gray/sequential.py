@@ -8,6 +8,8 @@ often it is looked at (Ville's inequality). So a verdict at `log_e >= log(1/alph
   difference; the mixing distribution is a normal cut at zero, narrow, around the smallest difference that matters:
   nearly Wald's test, the one that needs the fewest samples there. As in Howard, Ramdas, McAuliffe and Sekhon
   (2021, section 3.2, one-sided normal mixture) with an estimated variance (asymptotic: Waudby-Smith and others 2021).
+- A mean of values in [0, 1] against a least value: bets of fixed sizes on every value, averaged (Waudby-Smith and
+  Ramdas 2024, "Estimating means of bounded random variables by betting"). Exact for a mean >= the least value.
 - Two counts that should be equal: a beta mixture against one half (Lindon and Malek 2022). Exact.
 
 Refuses nothing; without samples the evidence is 0. Outcomes are taken as independent: events that come in bursts from
@@ -17,9 +19,12 @@ few users make the two-rate test too sure.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 # Alternatives of the share test, as multiples of the limit's odds.
 ODDS = (1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
+# Sizes of the bets against a mean, as shares of the largest that can be paid.
+BETS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 # Width of the mixing distribution over the difference it is centred at.
 WIDTH = 0.05
 # The normal approximation of a rate needs this many events in both samples together.
@@ -40,6 +45,23 @@ def share_exceeds(x: int, n: int, limit: float) -> float:
     for factor in ODDS:
         p = factor * odds / (1.0 + factor * odds)
         logs.append(x * math.log(p / limit) + (n - x) * math.log((1.0 - p) / (1.0 - limit)))
+    top = max(logs)
+    return top + math.log(sum(math.exp(one - top) for one in logs) / len(logs))
+
+
+def mean_is_below(counts: Mapping[int, int], steps: int, least: float) -> float:
+    """Log evidence that the mean of values in [0, 1] is less than `least`, in (0, 1].
+
+    `counts[i]` values count as i / steps. Each bet pays 1 + size * (least - value), on average at most 1 when the mean
+    is not less than `least`.
+    """
+    if not 0.0 < least <= 1.0 or not counts:
+        return 0.0
+    # A bet of size 1 / (1 - least) could be lost whole; with `least` 1 nothing can be lost, but a finite bet is enough.
+    most = 1.0 / max(1.0 - least, 0.05)
+    logs = [
+        sum(n * math.log1p(share * most * (least - at / steps)) for at, n in counts.items() if n > 0) for share in BETS
+    ]
     top = max(logs)
     return top + math.log(sum(math.exp(one - top) for one in logs) / len(logs))
 

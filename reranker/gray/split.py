@@ -20,8 +20,10 @@ import xxhash
 PPM = 1_000_000
 
 Arm = Literal["stable", "candidate"]
+# How metrics tell requests apart: those of an arm, and those the candidate release scores for nobody.
+Lane = Literal["stable", "candidate", "shadow"]
 IdleReason = Literal["no_gray_release", "aborted", "promoted"]
-Reason = Literal["no_gray_release", "aborted", "promoted", "split", "override", "holdout"]
+Reason = Literal["no_gray_release", "aborted", "promoted", "split", "override", "holdout", "shadow", "fenced"]
 
 _hash = xxhash.xxh3_64_intdigest
 
@@ -30,7 +32,8 @@ _hash = xxhash.xxh3_64_intdigest
 class SplitPlan:
     """What the gateways know of the gray release. Without `candidate`, `stable` serves everybody.
 
-    `overrides` names users and the arm they have; `version` grows with every change of this stack's split; `epoch` is
+    `shadow_ppm` of the requests stable answers are scored by the candidate release too, afterwards. `overrides` names
+    users and the arm they have; `version` grows with every change of this stack's split; `epoch` is
     the version with which this gray release began, 0 without one.
     """
 
@@ -44,6 +47,7 @@ class SplitPlan:
     idle_reason: IdleReason = "no_gray_release"
     version: int = 0
     epoch: int = 0
+    shadow_ppm: int = 0
 
     @property
     def compared_ppm(self) -> int:
@@ -53,7 +57,8 @@ class SplitPlan:
 
 class Assignment(NamedTuple):
     """The release that serves one request, and why. `compared`: it belongs to one of the two samples of the gates.
-    `epoch` is the gray release it counts for; 0: none, because there is none or the arm was forced."""
+    `epoch` is the gray release it counts for; 0: none, because there is none or the arm was forced. `shadow`: the
+    answer is for nobody."""
 
     release: str
     arm: Arm
@@ -61,6 +66,12 @@ class Assignment(NamedTuple):
     reason: Reason
     compared: bool = False
     epoch: int = 0
+    shadow: bool = False
+
+    @property
+    def lane(self) -> Lane:
+        """What metrics count the request as."""
+        return "shadow" if self.shadow else self.arm
 
 
 def bucket_ppm(salt: str, unit: str) -> int:

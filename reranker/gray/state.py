@@ -124,6 +124,7 @@ def split_of(release: GrayRelease, version: int) -> SplitPlan:
             unit=plan.unit,
             version=version,
             epoch=release.epoch or version,
+            shadow_ppm=plan.steps[release.step].shadow_ppm,
         )
     serves = plan.candidate if release.state == "promoted" else plan.stable
     reasons: dict[State, IdleReason] = {"promoted": "promoted", "aborted": "aborted"}

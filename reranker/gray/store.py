@@ -2,7 +2,8 @@
 
     {stack}:gray            hash: release, split, version, head      {stack}:gray:audit    list of entries
     {stack}:gray:lease      the leader's token, for LEASE_S          {stack}:gray:acks     hash: gateway -> Ack
-    {stack}:gray:told:EPOCH hash: gateway -> counts                  {stack}:gray:seen:EPOCH:ARM  bitmap of buckets
+    {stack}:gray:told:EPOCH hash: gateway -> counts                  {stack}:gray:seen:EPOCH:ARM  bitmap of units
+                                                                     {stack}:gray:seen:EPOCH:ARM:items  of items shown
 
 A change is one script: it is made only on top of the version it was decided on, and a leader's only while its lease is
 still its own (the token fences it out). Refuses everything else with Conflict. Invariant: version, split, release and
@@ -21,9 +22,9 @@ from infra.errors import Retryable
 from infra.redis import connect_async, redis_errors
 from reranker.gray.audit import GENESIS, Entry, appended
 from reranker.gray.measures import Figures
-from reranker.gray.split import Arm, SplitPlan
+from reranker.gray.split import SplitPlan
 from reranker.gray.state import Action, GrayRelease, split_of
-from reranker.gray.tally import Sample
+from reranker.gray.tally import SEEN, Sample, Seen
 
 LEASE_S = 2.0
 KEEP_S = 30 * 86_400  # counts of old epochs
@@ -171,18 +172,18 @@ class GrayStore:
         return {name.decode(): msgspec.json.decode(raw, type=Ack) for name, raw in found.items()}
 
     async def tell(
-        self, epoch: int, gateway: str, figures: Mapping[Sample, Figures], buckets: Mapping[Arm, list[int]]
+        self, epoch: int, gateway: str, figures: Mapping[Sample, Figures], places: Mapping[Seen, list[int]]
     ) -> None:
-        """Replace what this gateway has counted, and add the buckets of units it has seen."""
+        """Replace what this gateway has counted, and add the places of units and items it has seen."""
         told, seen = f"{self._key}:told:{epoch}", f"{self._key}:seen:{epoch}"
         with redis_errors():
             async with self._client.pipeline(transaction=False) as pipeline:
                 pipeline.hset(told, gateway, msgspec.json.encode(Told(list(figures.items()))))
                 pipeline.expire(told, KEEP_S)
-                for arm, found in buckets.items():
-                    for bucket in found:
-                        pipeline.setbit(f"{seen}:{arm}", bucket, 1)
-                    pipeline.expire(f"{seen}:{arm}", KEEP_S)
+                for what, found in places.items():
+                    for place in found:
+                        pipeline.setbit(f"{seen}:{what}", place, 1)
+                    pipeline.expire(f"{seen}:{what}", KEEP_S)
                 await pipeline.execute()
 
     async def mark(self, epoch: int, since_us: int, sums: Mapping[Sample, Figures]) -> dict[Sample, Figures]:
@@ -223,18 +224,23 @@ class GrayStore:
             await self._pubsub.get_message(timeout=timeout_s)
 
     async def told(self, epoch: int) -> dict[Sample, Figures]:
-        """What all gateways have counted together; `units` are set for the compared samples."""
+        """What all gateways have counted together; `units` and `items` are set for the compared samples."""
         key = f"{self._key}:told:{epoch}"
         with redis_errors():
             async with self._client.pipeline(transaction=False) as pipeline:
                 pipeline.hvals(key)
-                pipeline.bitcount(f"{self._key}:seen:{epoch}:candidate")
-                pipeline.bitcount(f"{self._key}:seen:{epoch}:stable")
-                raws, candidate, stable = await pipeline.execute()
+                for what in SEEN:
+                    pipeline.bitcount(f"{self._key}:seen:{epoch}:{what}")
+                raws, *counted = await pipeline.execute()
         sums: dict[Sample, Figures] = {}
         for raw in raws:
             for sample, figures in msgspec.json.decode(raw, type=Told).samples:
                 sums[sample] = sums.get(sample, Figures()).plus(figures)
-        for sample, units in ((Sample("candidate", True), candidate), (Sample("stable", True), stable)):
-            sums[sample] = replace(sums.get(sample, Figures()), units=units)
+        seen = dict(zip(SEEN, counted, strict=True))
+        compared: tuple[tuple[Sample, int, int], ...] = (
+            (Sample("candidate", True), seen["candidate"], seen["candidate:items"]),
+            (Sample("stable", True), seen["stable"], seen["stable:items"]),
+        )
+        for sample, units, items in compared:
+            sums[sample] = replace(sums.get(sample, Figures()), units=units, items=items)
         return sums

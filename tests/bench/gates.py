@@ -14,9 +14,9 @@ from statistics import NormalDist
 import numpy as np
 
 from reranker.gray.decide import Decision, decide
-from reranker.gray.gates import RECENT_S, Readings, Window
 from reranker.gray.measures import Figures
 from reranker.gray.plan import HARD_GATES, Gate, Plan, Step
+from reranker.gray.readings import RECENT_S, Readings, Window
 from reranker.gray.sequential import rate_is_lower, threshold
 from reranker.gray.state import GrayRelease, change
 

@@ -11,48 +11,9 @@ from typing import Any
 import pytest
 
 from infra.redis import connect
-from infra.release import Release
-from tests.gateway_stack import STACK, TOKEN, Answer, GatewayStack, broken
+from tests.gateway_stack import STACK, TOKEN, Answer, broken
 from tests.support import eventually
-from tests.tiny_release import write_tiny_release
-
-OPERATOR = {"authorization": f"Bearer {TOKEN}", "x-operator": "ann"}
-HARD = [{"metric": "error_share", "limit": 0.01}, {"metric": "degraded_share", "limit": 0.05}]
-
-
-class TwoReleases:
-    """The gateway's stack with a second release beside it."""
-
-    def __init__(self, directory: Path) -> None:
-        (directory / "a").mkdir()
-        self.stack = GatewayStack(directory / "a")
-        (directory / "b").mkdir()
-        self.other: Release = write_tiny_release(directory / "b" / "release", name="tiny-b", poison=True)
-
-    def start(self) -> TwoReleases:
-        self.stack.start()
-        self.tiers = {role: self.stack.tier(role, 7, self.other, shard=0) for role in ("shard", "edge", "rerank")}
-        self.stack.more += self.tiers.values()
-        for tier in self.tiers.values():
-            tier.start()
-        return self
-
-    def plan(self, **changed: Any) -> dict[str, Any]:
-        return {
-            "name": "g", "stable": "tiny", "candidate": "tiny-b", "path": str(self.other.path), "gates": HARD,
-            "steps": [{"weight_ppm": w, "hold_s": 0, "min_samples": 30} for w in (300_000, 500_000)], **changed,
-        }  # fmt: skip
-
-    def control(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.stack.ask(
-            method, f"/v1/releases{path}", None if body is None else json.dumps(body).encode(), {**OPERATOR, **named}
-        )
-
-    def started(self, **changed: Any) -> Answer:
-        created = self.control("POST", "", self.plan(**changed))
-        assert created.status == 201, created.body
-        return eventually(lambda: (a := self.control("POST", "/g:start", {"why": "go"})).status == 200 and a)
+from tests.two_releases import HARD, OPERATOR, TwoReleases, versions
 
 
 @pytest.fixture
@@ -64,26 +25,6 @@ def two(tmp_path: Path) -> Iterator[TwoReleases]:
         running.stack.stop()
 
 
-def versions(answer: Answer) -> tuple[str, str, int]:
-    body = answer.body
-    return body["release"]["id"], body["release"]["arm"], body["versions"]["generation"]
-
-
-def mixed(two: TwoReleases, answer: Answer) -> bool:
-    """Whether parts of two releases made this answer."""
-    release = two.other if answer.body["release"]["id"] == "tiny-b" else two.stack.release
-    found, manifest = answer.body["versions"], release.manifest
-    return not (
-        found["generation"] == manifest.generation
-        and manifest.files["edge/mlp.fp32.onnx"].startswith(found["edge"])
-        and manifest.files["rerank/bst.fp32.onnx"].startswith(found["rerank"])
-    )
-
-
-def ask(two: TwoReleases, users: range) -> list[Answer]:
-    return [two.stack.recommend(user_id=f"v{i}") for i in users]
-
-
 def test_a_release_goes_from_draft_to_everybody_and_back(two: TwoReleases) -> None:
     assert two.control("GET", "").body == {"releases": []}
     started = two.started()
@@ -91,33 +32,33 @@ def test_a_release_goes_from_draft_to_everybody_and_back(two: TwoReleases) -> No
     assert started.body["acknowledged"]["acked"] == started.body["acknowledged"]["gateways"] == 1
     assert started.headers["etag"] == '"2"'
 
-    answers = ask(two, range(60))
+    answers = two.ask(range(60))
     assert all(answer.status == 200 for answer in answers)
-    assert not any(mixed(two, answer) for answer in answers)
+    assert not any(two.mixed(answer) for answer in answers)
     arms = {answer.body["release"]["arm"] for answer in answers}
     assert arms == {"stable", "candidate"}
     one = next(answer for answer in answers if answer.body["release"]["arm"] == "candidate")
     assert one.headers["x-release-arm"] == "candidate"
 
     def ramped() -> bool:
-        ask(two, range(60, 160))
+        two.ask(range(60, 160))
         return bool(two.control("GET", "/g").body["step"] == 2)
 
     eventually(ramped, timeout_s=30)
 
     def ready() -> bool:
-        ask(two, range(100))
+        two.ask(range(100))
         return "ready to promote" in two.control("GET", "/g/analysis").body["decision"]["sentence"]
 
     eventually(ready, timeout_s=30)
     promoted = two.control("POST", "/g:promote")
     assert promoted.status == 200, promoted.body
     assert promoted.body["serving"] == "tiny-b"
-    assert {versions(answer)[0] for answer in ask(two, range(40))} == {"tiny-b"}
+    assert {versions(answer)[0] for answer in two.ask(range(40))} == {"tiny-b"}
 
     back = two.control("POST", "/g:rollback", {"why": "regret"})
     assert (back.body["state"], back.body["acknowledged"]["missing"]) == ("aborted", [])
-    assert {versions(answer)[0] for answer in ask(two, range(40))} == {"tiny"}
+    assert {versions(answer)[0] for answer in two.ask(range(40))} == {"tiny"}
     events = two.control("GET", "/g/events").body["events"]
     assert [e["action"] for e in events] == ["create", "start", "step", "promote", "rollback"]
     assert [e["who"] for e in events] == ["ann", "ann", "controller", "ann", "ann"]
@@ -128,34 +69,34 @@ def test_a_broken_release_is_aborted_by_itself_and_nobody_sees_it_again(two: Two
     two.started()
 
     def aborted() -> bool:
-        assert all(answer.status == 200 for answer in ask(two, range(80)))
+        assert all(answer.status == 200 for answer in two.ask(range(80)))
         return bool(two.control("GET", "/g").body["state"] == "aborted")
 
     eventually(aborted, timeout_s=30)
     shown = two.control("GET", "/g").body
     assert shown["reason"].startswith("degraded_share: ")
-    eventually(lambda: {versions(answer)[0] for answer in ask(two, range(20))} == {"tiny"})
+    eventually(lambda: {versions(answer)[0] for answer in two.ask(range(20))} == {"tiny"})
     before = len(two.tiers["edge"].requests)
-    ask(two, range(80))
+    two.ask(range(80))
     assert len(two.tiers["edge"].requests) == before
 
 
 def test_after_an_abort_has_returned_the_candidate_release_answers_nothing(two: TwoReleases) -> None:
     two.started()
-    ask(two, range(20))
+    two.ask(range(20))
     aborted = two.control("POST", "/g:abort", {"why": "enough"})
 
     assert aborted.body["acknowledged"]["acked"] == 1
     assert aborted.body["acknowledged"]["inflight"] == 0
     assert aborted.body["acknowledged"]["propagation_ms"] < 1000
     asked = len(two.tiers["edge"].requests)
-    assert {versions(answer)[:2] for answer in ask(two, range(60))} == {("tiny", "stable")}
+    assert {versions(answer)[:2] for answer in two.ask(range(60))} == {("tiny", "stable")}
     assert len(two.tiers["edge"].requests) == asked
 
 
 def test_feedback_counts_for_the_arm_that_showed_the_item(two: TwoReleases) -> None:
     two.started(gates=[*HARD, {"metric": "click_through", "kind": "non_inferiority", "limit": 0.2, "dry_run": True}])
-    answers = ask(two, range(60))
+    answers = two.ask(range(60))
     for answer in answers:
         item = answer.body["items"][0]["item_id"]
         ids = (answer.body["recommendation_id"], "forged" * 7, None)

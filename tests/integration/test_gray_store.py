@@ -156,7 +156,7 @@ def test_counts_of_all_gateways_add_up_and_units_are_counted_once(url: str) -> N
                 assigned = arms.assign(user_id=f"u{i}", session_id=None, request_id="")
                 arms.tally.answered(assigned, FINE)
         for name, arms in (("one", one), ("other", other)):
-            await store.tell(split.epoch, name, arms.tally.figures(), arms.tally.new_buckets())
+            await store.tell(split.epoch, name, arms.tally.figures(), arms.tally.new_places())
 
         told = await store.told(split.epoch)
         mine = one.tally.figures()

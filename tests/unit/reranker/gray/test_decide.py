@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reranker.gray.decide import decide
-from reranker.gray.gates import Readings, Window
 from reranker.gray.measures import Figures
 from reranker.gray.plan import HARD_GATES, Gate, Plan, Step
+from reranker.gray.readings import Readings, Window
 from reranker.gray.state import GrayRelease, State
 
 GOOD = Figures(requests=3000, units=900, latency={60: 1500, 70: 1400, 80: 70, 90: 30})
@@ -99,6 +99,39 @@ def test_a_dry_run_gate_is_shown_and_not_acted_upon() -> None:
 
     assert found.act == "step"
     assert (found.findings[0].verdict, found.findings[0].dry_run) == ("unhealthy", True)
+
+
+SHADOWED = Plan(
+    **{
+        **AS_GIVEN,
+        "steps": (Step(weight_ppm=0, shadow_ppm=100_000, hold_s=HOLD_S, min_samples=200), *PLAN.steps),
+        "gates": (*HARD_GATES, Gate(metric="overlap_at_k", kind="minimum", limit=0.5)),
+    }
+)
+
+
+def in_shadow(shadow: Figures) -> Readings:
+    window = Window(shadow=shadow, shadowed=replace(GOOD, requests=shadow.requests, units=0))
+    return Readings((window,) * 3, window, window)
+
+
+def test_a_step_that_shows_nothing_is_judged_by_shadow_traffic() -> None:
+    found = decide(running(SHADOWED), in_shadow(Figures(requests=300, overlap={90: 300})), LATER)
+
+    assert (found.act, found.verdict) == ("step", "healthy")
+    waiting = [finding.metric for finding in found.findings if finding.waits]
+    assert waiting == ["deadline_miss_share", "latency_p99", "latency_p50"]
+
+
+def test_a_release_that_fails_in_the_shadow_is_shown_to_nobody() -> None:
+    for shadow in (Figures(requests=300, overlap={10: 300}), Figures(requests=300, degraded=300)):
+        assert decide(running(SHADOWED), in_shadow(shadow), LATER).act == "abort"
+
+
+def test_a_step_that_shows_nothing_waits_for_its_comparisons() -> None:
+    found = decide(running(SHADOWED), in_shadow(Figures(requests=199, overlap={90: 199})), LATER)
+
+    assert (found.act, found.sentence) == ("hold", "199 of 200 requests of this step")
 
 
 @pytest.mark.parametrize("state", ["draft", "paused", "promoted", "aborted"])

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reranker.gray.gates import Readings, Window, judge, mismatch
+from reranker.gray.gates import judge, mismatch
 from reranker.gray.measures import Figures
 from reranker.gray.plan import HARD_GATES, Gate
+from reranker.gray.readings import Readings, Window
 
 DEGRADED = Gate(metric="degraded_share", limit=0.05)
 P99 = Gate(metric="latency_p99", kind="ratio", limit=1.5)

@@ -21,6 +21,10 @@ def test_a_plan_that_names_two_releases_is_complete() -> None:
     assert [step.weight_ppm for step in plan().steps] == [10_000, 50_000, 250_000, 500_000]
 
 
+def test_a_plan_may_begin_in_the_shadow() -> None:
+    check_plan(plan(steps=[{"weight_ppm": 0, "shadow_ppm": 100_000}, {"weight_ppm": 10_000, "shadow_ppm": 20_000}]))
+
+
 def test_users_who_are_named_have_their_arm() -> None:
     found = plan(overrides=[{"user_ids": ["u1", "u2"], "arm": "candidate"}, {"user_ids": ["u3"], "arm": "stable"}])
 
@@ -34,6 +38,12 @@ def test_users_who_are_named_have_their_arm() -> None:
         ({"candidate": "a"}, "candidate"),
         ({"steps": [{"weight_ppm": 5}, {"weight_ppm": 5}]}, "steps[1].weight_ppm"),
         ({"steps": [{"weight_ppm": 50_001}], "max_weight_ppm": 50_000}, "steps[0].weight_ppm"),
+        ({"steps": [{"weight_ppm": 0}, {"weight_ppm": 5}]}, "steps[0].shadow_ppm"),
+        ({"steps": [{"weight_ppm": 0, "shadow_ppm": 9}]}, "steps[0].weight_ppm"),
+        ({"gates": [{"metric": "overlap_at_k", "limit": 0.5}]}, "gates[0].kind"),
+        ({"gates": [{"metric": "rank_correlation", "limit": 1.5, "kind": "minimum"}]}, "gates[0].limit"),
+        ({"gates": [{"metric": "coverage", "limit": 1.0, "kind": "minimum"}]}, "gates[0].limit"),
+        ({"gates": [{"metric": "score_drift", "limit": 0}]}, "gates[0].limit"),
         ({"holdout_ppm": 1}, "max_weight_ppm"),
         ({"steps": [{"weight_ppm": 1_000_000}]}, "steps[0].weight_ppm"),
         ({"gates": [{"metric": "happiness", "limit": 0.1}]}, "gates[0].metric"),
@@ -63,7 +73,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_by_field(changed: dict[str
         {"salt": "a\u0000b"},
         {"unit": "shoe_size"},
         {"steps": []},
-        {"steps": [{"weight_ppm": 0}]},
+        {"steps": [{"weight_ppm": -1}]},
         {"gates": [{"metric": "error_share", "limit": 0.1, "alpha": 0}]},
         {"holdout_ppm": 1_000_001},
         {"colour": "green"},

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reranker.gray.sequential import counts_differ, rate_is_higher, rate_is_lower, share_exceeds, threshold
+from reranker.gray.sequential import (
+    counts_differ,
+    mean_is_below,
+    rate_is_higher,
+    rate_is_lower,
+    share_exceeds,
+    threshold,
+)
 
 counts = st.integers(0, 5000)
 
@@ -105,3 +112,23 @@ def test_evidence_is_always_a_number(x: int, x_base: int) -> None:
     for n in (5000, 10_000_000):
         assert math.isfinite(rate_is_lower(x, n, x_base, n, effect=0.2))
         assert math.isfinite(rate_is_higher(x, n, x_base, n, factor=0.9, effect=0.1))
+
+
+def test_a_mean_that_is_not_too_low_is_falsely_accused_at_most_as_often_as_alpha() -> None:
+    rng = np.random.default_rng(7)
+    accused = 0
+    for _ in range(400):
+        values = rng.binomial(100, rng.beta(5, 5, 400))  # mean one half
+        counts: dict[int, int] = {}
+        for value in values.tolist():
+            counts[value] = counts.get(value, 0) + 1
+            if sum(counts.values()) % 20 == 0 and mean_is_below(counts, 100, 0.5) >= threshold(0.05):
+                accused += 1
+                break
+    assert accused <= 20
+
+
+def test_a_mean_that_is_too_low_is_found() -> None:
+    assert mean_is_below({30: 100}, 100, 0.5) >= threshold(0.005)
+    assert mean_is_below({70: 100}, 100, 0.5) < 0
+    assert mean_is_below({}, 100, 0.5) == 0.0
