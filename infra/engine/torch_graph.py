@@ -78,6 +78,12 @@ def module_of(model: onnx.ModelProto, name: str, *, half: bool = False) -> fx.Gr
     return module.eval()
 
 
+def widths_of(path: Path) -> tuple[int, int]:
+    """Of a token and of a user in a ranker's file; 0 for a user that it does not take."""
+    found = {v.name: v.type.tensor_type.shape.dim[-1].dim_value for v in onnx.load(path).graph.input}
+    return found["target"], found.get("user", 0)
+
+
 class _Constants(nn.Module):
     """Weights and other constants, as buffers `c0`, `c1` ... that move with the module."""
 

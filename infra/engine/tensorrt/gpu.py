@@ -1,14 +1,16 @@
 """The GPU of this process by pycuda: which it is, and its primary context.
 
 The primary context is the one that torch and the CUDA runtime use, so memory and streams are shared and no second
-context takes memory or time. Refuses a machine without pycuda, driver or GPU, with what is missing. Invariant: the
-context is current only inside `current()`; threads of others find theirs as it was.
+context takes memory or time. It is retained once and kept for the life of the process: pycuda lets go of a context only
+on the thread that retained it, and replicas open and close engines on two. Refuses a machine without pycuda, driver or
+GPU, with what is missing. Invariant: the context is current only inside `current()`; a thread finds its own as it was.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from typing import Any
 from infra.engine.run import EngineUnavailable
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+# Primary contexts of this process, by GPU.
+_RETAINED: dict[int, Any] = {}
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,12 @@ class Gpu:
 
 
 class Device:
-    """One GPU with its primary context retained until `close`."""
+    """One GPU with its primary context. What pycuda allocates in it has to be dropped inside `current()` too."""
 
-    def __init__(self, driver: Any, device: Any) -> None:
+    def __init__(self, driver: Any, device: Any, context: Any) -> None:
         self.driver = driver
         self._device = device
-        self._context: Any = None
+        self._context = context
 
     def gpu(self) -> Gpu:
         """Which GPU it is."""
@@ -45,19 +50,11 @@ class Device:
     @contextmanager
     def current(self) -> Iterator[None]:
         """The primary context on top of this thread's, for the calls inside."""
-        if self._context is None:
-            self._context = self._device.retain_primary_context()
         self._context.push()
         try:
             yield
         finally:
             self._context.pop()
-
-    def close(self) -> None:
-        """Let the primary context go; whoever else retains it keeps it."""
-        if self._context is not None:
-            self._context.detach()
-            self._context = None
 
 
 def open_device(index: int = 0) -> Device:
@@ -70,7 +67,11 @@ def open_device(index: int = 0) -> Device:
         ) from error
     try:
         driver.init()
-        return Device(driver, driver.Device(index))
+        device = driver.Device(index)
+        with _LOCK:
+            if index not in _RETAINED:
+                _RETAINED[index] = device.retain_primary_context()
+        return Device(driver, device, _RETAINED[index])
     except driver.Error as error:
         raise EngineUnavailable(f"there is no GPU that CUDA can use: {error}") from error
 

@@ -89,9 +89,7 @@ def gpu_models(release: Release) -> list[Model]:
 
 def _driver_here(target: str, sms: Sequence[int]) -> str:
     """The driver of this machine's GPU. Raises InvalidInput when it is not the target's."""
-    device = open_device()
-    gpu = device.gpu()
-    device.close()
+    gpu = open_device().gpu()
     if gpu.sm not in sms:
         raise InvalidInput(
             "targets",

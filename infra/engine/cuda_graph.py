@@ -1,0 +1,155 @@
+"""PyTorch under CUDA graphs, one per shape bucket: the engine of a GPU that has no TensorRT engine (an H200, say).
+
+The model is the release's FP32 ONNX file, in half precision unless FP32 is asked for. A lane copies its pinned buffer
+to the GPU, computes and copies the scores back; all of that is captured once per bucket and replayed as one launch.
+Refuses a machine without a CUDA device. Invariant: on the CPU (tests) the same lane runs the same work uncaptured;
+recording it is the only line that needs CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from infra.engine.batch import Features
+from infra.engine.bucketed import BucketedEngine
+from infra.engine.buckets import Bucket, Grid, Layout, fill
+from infra.engine.run import EngineUnavailable
+from infra.engine.torch_graph import read_module, widths_of
+from infra.errors import Permanent
+from infra.release import Release, Role
+
+F32 = NDArray[np.float32]
+
+KIND = "cuda-graph"
+# Requests on the GPU at once in one replica.
+LANES = 2
+# Runs before a capture: libraries choose their kernels and allocate their workspaces in them.
+_WARM_RUNS = 2
+
+
+def cuda_graph_engine(
+    release: Release, _folder: Path, role: Role, precision: str, *, device: str = "cuda", compiled: bool = False
+) -> BucketedEngine:
+    """The engine of a role in "fp16" or "fp32"; it loads when asked to. `compiled` lets Inductor fuse what lies between
+    the matrix products, for seconds of start-up per bucket."""
+    path = release.path / release.manifest.models[role]["fp32"]
+    opens = partial(open_session, path, torch.device(device), half=precision == "fp16", compiled=compiled)
+    return BucketedEngine(KIND, precision, opens)
+
+
+def open_session(path: Path, device: torch.device, grid: Grid, *, half: bool, compiled: bool = False) -> TorchSession:
+    """The model on a device, with its lanes. Raises EngineUnavailable without that device, ReleaseRefused when the file
+    is no ranker that PyTorch can compute."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineUnavailable("PyTorch sees no CUDA device (no GPU, no driver, or a build of torch for the CPU)")
+    module = read_module(path, half=half)
+    if compiled:
+        module.forward = torch.compile(module.forward, dynamic=False)
+    return TorchSession(module.to(device), device, torch.float16 if half else torch.float32, widths_of(path), grid)
+
+
+class TorchSession:
+    """The module and its lanes on one device."""
+
+    def __init__(
+        self, module: nn.Module, device: torch.device, kind: torch.dtype, widths: tuple[int, int], grid: Grid
+    ) -> None:
+        self.widths = widths
+        self._module = module
+        self.lanes: Sequence[TorchLane] = [TorchLane(module, device, kind, widths, grid.largest) for _ in range(LANES)]
+
+    def memory_bytes(self) -> int:
+        """Of weights and static buffers, and what the graphs hold on the GPU."""
+        weights = sum(buffer.nbytes for buffer in self._module.buffers())
+        return weights + sum(lane.memory_bytes() for lane in self.lanes)
+
+    def close(self) -> None:
+        """Drop graphs, buffers and weights."""
+        self.lanes = ()
+        self._module = nn.Module()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class TorchLane:
+    """One request in flight: static buffers and a recorded piece of work per bucket."""
+
+    def __init__(
+        self, module: nn.Module, device: torch.device, kind: torch.dtype, widths: tuple[int, int], largest: Bucket
+    ) -> None:
+        self._module = module
+        self._device = device
+        self._kind = kind
+        self._widths = widths
+        most = Layout(largest, *widths)
+        on_gpu = device.type == "cuda"
+        self._sent = torch.zeros(most.numbers, pin_memory=on_gpu)
+        self._inputs = torch.zeros(most.numbers, device=device)
+        self._scores = torch.zeros(most.scores, device=device)
+        self._received = torch.zeros(most.scores, pin_memory=on_gpu)
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle() if on_gpu else None
+        self._graph_bytes = 0
+        self._work: dict[Bucket, Callable[[], None]] = {}
+        self._views: dict[Bucket, Features] = {}
+
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """Record the work of each bucket."""
+        before = torch.cuda.memory_reserved(self._device) if self._stream else 0
+        for bucket in buckets:
+            layout = Layout(bucket, *self._widths)
+            self._views[bucket] = layout.views(self._sent.numpy())
+            work = partial(self._enqueue, layout)
+            self._work[bucket] = self._recorded(work) if self._stream else work
+        if self._stream:
+            self._graph_bytes = torch.cuda.memory_reserved(self._device) - before
+
+    @torch.inference_mode()
+    def score(self, bucket: Bucket, part: Features) -> F32:
+        """See `Lane.score`."""
+        fill(self._views[bucket], part)
+        try:
+            if self._stream:
+                with torch.cuda.stream(self._stream):
+                    self._work[bucket]()
+                self._stream.synchronize()
+            else:
+                self._work[bucket]()
+        except RuntimeError as error:
+            raise Permanent(f"{KIND}: {error}") from error
+        return self._received.numpy()[: bucket.batch * bucket.candidates].reshape(bucket.batch, bucket.candidates)
+
+    def memory_bytes(self) -> int:
+        """Of buffers and graphs."""
+        buffers = (self._sent, self._inputs, self._scores, self._received)
+        return self._graph_bytes + sum(buffer.nbytes for buffer in buffers)
+
+    def _enqueue(self, layout: Layout) -> None:
+        """Copy in, compute, copy out; on a GPU none of it waits."""
+        numbers, scores, offsets = layout.numbers, layout.scores, layout.offsets()
+        self._inputs[:numbers].copy_(self._sent[:numbers], non_blocking=True)
+        inputs = [
+            self._inputs[offsets[name] : offsets[name] + int(np.prod(shape))].view(shape).to(self._kind)
+            for name, shape in layout.shapes().items()
+        ]
+        self._scores[:scores].copy_(self._module(*inputs).reshape(-1))
+        self._received[:scores].copy_(self._scores[:scores], non_blocking=True)
+
+    @torch.inference_mode()
+    def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The work as one launch. Graphs of a lane share memory: they never run at once, and leave nothing in it."""
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_RUNS):
+                work()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+            work()
+        return graph.replay
