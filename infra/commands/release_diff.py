@@ -13,7 +13,8 @@ from infra.release import PRECISIONS, ROLES, Manifest, TableEntry
 
 # section -> what -> (in the first release, in the second), None where one has none of it.
 Difference = dict[str, dict[str, tuple[Any, Any]]]
-_NOT_DATA = ("models", "precisions", "seconds", "passes", "largest_logit_difference", "recall")
+# What of a report says how a release was made, not how it turned out.
+_MADE_FROM = ("data", "data_fingerprint", "seed", "split", "recipe", "precision")
 
 
 def difference(one: Manifest, other: Manifest) -> Difference:
@@ -66,7 +67,10 @@ def _table(entry: TableEntry) -> dict[str, Any]:
 
 
 def _data(manifest: Manifest) -> dict[str, Any]:
-    return flat({name: part for name, part in manifest.report.items() if name not in _NOT_DATA})
+    report = manifest.report
+    made_from = {name: report[name] for name in _MADE_FROM if name in report}
+    of = report.get("precisions")
+    return flat(made_from | ({"calibration": of["calibration"]} if isinstance(of, Mapping) else {}))
 
 
 def _models(manifest: Manifest) -> dict[str, Any]:
