@@ -25,8 +25,7 @@ from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.precision import activations, check_scales, tidied, to_int8
 from infra.engine.precision_fp16 import to_fp16
 from infra.engine.quality import Limits, Scored, compare, refusals
-from infra.engine.run import NonFiniteScores
-from infra.errors import ReleaseRefused
+from infra.errors import Permanent, ReleaseRefused
 from infra.release import ROLES, Precision, Role
 from reranker.evaluate import Trial
 from reranker.rankers import Rankers
@@ -218,16 +217,13 @@ def _score(
             if name not in failed:
                 try:
                     logits[name][rows] = engine.run(features.hist, features.target, features.mask, features.user)
-                except NonFiniteScores:
-                    failed[name] = "scores are not finite on held-out requests"
+                except (Permanent, ReleaseRefused) as error:
+                    failed[name] = str(error)
     bounds = np.cumsum([1, *(items.shape[1] for items in negatives.values())])
     found: dict[Role, dict[Precision, Scored | str]] = {role: {} for role in ROLES}
     for (role, precision), scores in logits.items():
-        found[role][precision] = (
-            failed.get((role, precision))
-            or Scored(  # type: ignore[index]
-                scores[:, 0], {kind: scores[:, bounds[i] : bounds[i + 1]] for i, kind in enumerate(negatives)}
-            )
+        found[role][precision] = failed.get((role, precision)) or Scored(
+            scores[:, 0], {kind: scores[:, bounds[i] : bounds[i + 1]] for i, kind in enumerate(negatives)}
         )
     return found
 

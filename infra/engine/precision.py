@@ -107,8 +107,16 @@ def to_int8(model: onnx.ModelProto, scales: Mapping[str, float], *, keep_high: C
     graph.node.extend(nodes)
     graph.initializer.extend(ways.constants.values())
     drop_unused(graph)
-    onnx.checker.check_model(quantised, full_check=True)
+    check_valid(quantised, "INT8")
     return quantised
+
+
+def check_valid(model: onnx.ModelProto, form: str) -> None:
+    """Raises ReleaseRefused when the types and shapes of a converted graph do not fit together."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ReleaseRefused(f"the {form} form of this graph is not valid: {error}") from error
 
 
 def check_scales(scales: Mapping[str, float], wanted: Iterable[str]) -> dict[str, np.float32]:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from infra.engine.precision import PRODUCTS, tidied
+from infra.engine.precision import PRODUCTS, check_valid, tidied
 from infra.errors import ReleaseRefused
 
 LARGEST = float(np.finfo(np.float16).max)
@@ -29,7 +29,7 @@ def to_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         _convert(node)
     _cast_edges(graph)
-    onnx.checker.check_model(half, full_check=True)
+    check_valid(half, "FP16")
     if left := float32_products(half):
         raise ReleaseRefused(f"{left[0]} would still multiply in FP32; GPUs of SM75 (T4) refuse that")
     return half

@@ -211,6 +211,27 @@ def test_a_constant_that_fp16_cannot_hold_is_refused_by_name(value: float) -> No
         to_fp16(model)
 
 
+def test_an_operation_that_knows_no_fp16_is_refused_with_the_reason() -> None:
+    nodes = [helper.make_node("Resize", ["target", "", "sizes"], ["logits"])]
+    with pytest.raises(ReleaseRefused, match="the FP16 form of this graph is not valid"):
+        to_fp16(_graph(nodes, {"sizes": np.ones(3)}))
+
+
+def test_control_flow_is_refused_by_name() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["target"], ["same"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("same", TensorProto.FLOAT, ["B", "N", 4])],
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
+        helper.make_node("If", ["yes"], ["logits"], name="choice", then_branch=branch, else_branch=branch),
+    ]
+    with pytest.raises(ReleaseRefused, match="choice: a graph with If is not converted"):
+        to_fp16(_graph(nodes, {}))
+
+
 def test_constants_fills_and_casts_inside_the_graph_become_fp16(tmp_path: Path) -> None:
     node = helper.make_node
     nodes = [
