@@ -19,7 +19,7 @@ TOMBSTONE = 2
 FULL = 1
 OVERFLOW = 2
 
-_BLOCK = 256
+BLOCK = 4096
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xD6E8FEB86659FD93)
 _MULTIPLY_2 = np.uint64(0xCF3AD63B6B9D4E35)
@@ -65,25 +65,47 @@ def _insert(slots: Any, keys: Any, key: Any, cell: Any, used: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def lookup(slots: Any, keys: Any, states: Any, rows: Any, wanted: Any, default: Any, out: Any, found: Any) -> None:
-    """Probe and gather in one pass over blocks: the probes of a block overlap their cache misses."""
-    n = wanted.size
+def find_live(slots: Any, keys: Any, states: Any, wanted: Any, entries: Any) -> None:
+    """Entries of live keys, -1 for the others.
+
+    First every key's first cell, then what it names: neither pass waits for the other's cache misses. Nearly always
+    that is the key; only else the cells behind it are looked at.
+    """
+    n_cells = np.uint64(slots.size)
+    for i in range(wanted.size):
+        entries[i] = np.int64(slots[((_hash(wanted[i]) & _LOW) * n_cells) >> _HALF] & _LOW) - 1
+    for i in range(wanted.size):
+        guess = entries[i]
+        entry = guess if guess >= 0 and keys[guess] == wanted[i] else _find(slots, keys, wanted[i])
+        entries[i] = entry if entry >= 0 and states[entry] == LIVE else -1
+
+
+@njit(cache=True, nogil=True)
+def gather(rows: Any, entries: Any, default: Any, out: Any, found: Any) -> None:
+    """Rows of entries, the default row where they are negative."""
     dim = rows.shape[1]
-    entries = np.empty(_BLOCK, np.int64)
-    for start in range(0, n, _BLOCK):
-        count = min(_BLOCK, n - start)
-        for i in range(count):
-            entry = _find(slots, keys, wanted[start + i])
-            entries[i] = entry if entry >= 0 and states[entry] == LIVE else -1
-        for i in range(count):
-            entry = entries[i]
-            found[start + i] = entry >= 0
-            if entry >= 0:
-                for d in range(dim):
-                    out[start + i, d] = rows[entry, d]
-            else:
-                for d in range(dim):
-                    out[start + i, d] = default[d]
+    for i in range(entries.size):
+        found[i] = entries[i] >= 0
+    for i in range(entries.size):
+        entry = max(entries[i], 0)
+        for d in range(dim):
+            out[i, d] = rows[entry, d]
+    for i in range(entries.size):
+        if entries[i] < 0:
+            for d in range(dim):
+                out[i, d] = default[d]
+
+
+@njit(cache=True, nogil=True)
+def lookup(slots: Any, keys: Any, states: Any, rows: Any, wanted: Any, default: Any, out: Any, found: Any) -> None:
+    """Rows and found of keys, a block at a time: as many cache misses as can be under way together."""
+    n = wanted.size
+    entries = np.empty(min(n, BLOCK), np.int64)
+    for start in range(0, n, BLOCK):
+        end = min(start + BLOCK, n)
+        some = entries[: end - start]
+        find_live(slots, keys, states, wanted[start:end], some)
+        gather(rows, some, default, out[start:end], found[start:end])
 
 
 @njit(cache=True, nogil=True)

@@ -17,11 +17,10 @@ import numpy as np
 from numba import njit
 
 from param_server.eviction import FREQUENT, GAIN_STEP, KEEP, PINNED
-from param_server.table.kernels_cpu import FULL, LIVE, TOMBSTONE, _find, _hash
+from param_server.table.kernels_cpu import BLOCK, FULL, LIVE, TOMBSTONE, _find, _hash, find_live, gather
 
 FREE = 0
 WINDOW = 32
-_BLOCK = 256
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(1)
@@ -45,25 +44,17 @@ def visit(
 ) -> Any:  # fmt: skip
     """A lookup that counts as a use; how many were found."""
     n = wanted.size
-    dim = rows.shape[1]
     hits = 0
-    entries = np.empty(_BLOCK, np.int64)
-    for start in range(0, n, _BLOCK):
-        count = min(_BLOCK, n - start)
-        for i in range(count):
-            entry = _find(slots, keys, wanted[start + i])
-            entries[i] = entry if entry >= 0 and states[entry] == LIVE else -1
-        for i in range(count):
-            entry = entries[i]
-            found[start + i] = entry >= 0
-            if entry >= 0:
+    entries = np.empty(min(n, BLOCK), np.int64)
+    for start in range(0, n, BLOCK):
+        end = min(start + BLOCK, n)
+        some = entries[: end - start]
+        find_live(slots, keys, states, wanted[start:end], some)
+        for i in range(some.size):
+            if some[i] >= 0:
                 hits += 1
-                scores[entry] = _renewed(np.int64(scores[entry]), mode, tick, gains)
-                for d in range(dim):
-                    out[start + i, d] = rows[entry, d]
-            else:
-                for d in range(dim):
-                    out[start + i, d] = default[d]
+                scores[some[i]] = _renewed(np.int64(scores[some[i]]), mode, tick, gains)
+        gather(rows, some, default, out[start:end], found[start:end])
     return hits
 
 
