@@ -111,7 +111,7 @@ def make_dataset(
         attributes=[dict(attributes.get(u, {})) for u in user_ids],
         user=user,
         item=item,
-        ts_us=_spread_ties(ts_us, first),
+        ts_us=spread_ties(ts_us, first),
         first=first,
         events=tuple(sorted(set(events) - {NOT_WANTED})),
         fingerprint=fingerprint,
@@ -128,7 +128,7 @@ def _indexed(ids: Sequence[str], described: Mapping[str, object]) -> tuple[list[
     return list(numbers), index
 
 
-def _spread_ties(ts_us: I64, first: I64) -> I64:
+def spread_ties(ts_us: I64, first: I64) -> I64:
     """The smallest later times that differ within each user; `ts_us` is sorted within each user."""
     spread = ts_us.copy()
     for begin, end in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):

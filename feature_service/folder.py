@@ -28,10 +28,10 @@ from infra.errors import InvalidInput
 I64 = NDArray[np.int64]
 
 MAX_ID_BYTES = 256
-_INTERACTIONS = ("user_id", "item_id", "event", "ts")
+INTERACTIONS = ("user_id", "item_id", "event", "ts")
 _ITEMS = ("item_id", "title", "categories")
 # Upper bound of each unit, and what one of it is in microseconds. A bound is the year 5138 in that unit.
-_UNITS = (("seconds", 1e11, 1_000_000), ("milliseconds", 1e14, 1_000), ("microseconds", 1e17, 1))
+UNITS = (("seconds", 1e11, 1_000_000), ("milliseconds", 1e14, 1_000), ("microseconds", 1e17, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Table:
 
 def read_folder(folder: Path) -> Dataset:
     """Read the files of one folder. Raises InvalidInput."""
-    log = _read(folder, "interactions", required=_INTERACTIONS, allowed=_INTERACTIONS)
+    log = _read(folder, "interactions", required=INTERACTIONS, allowed=INTERACTIONS)
     if log is None:
         raise InvalidInput("data", f"{folder} has neither interactions.parquet nor interactions.csv")
     items = _read(folder, "items", required=("item_id",), allowed=_ITEMS)
@@ -71,6 +71,18 @@ def read_folder(folder: Path) -> Dataset:
         attributes={} if users is None else _attributes(users),
         fingerprint=digest.hexdigest(),
     )
+
+
+def read_items(folder: Path) -> dict[str, ItemFacts]:
+    """What `items` says, nothing when there is no such file. Raises InvalidInput."""
+    items = _read(folder, "items", required=("item_id",), allowed=_ITEMS)
+    return {} if items is None else _facts(items)
+
+
+def read_users(folder: Path) -> dict[str, dict[str, str]]:
+    """What `users` says, nothing when there is no such file. Raises InvalidInput."""
+    users = _read(folder, "users", required=("user_id",), allowed=None)
+    return {} if users is None else _attributes(users)
 
 
 def _read(folder: Path, stem: str, *, required: tuple[str, ...], allowed: tuple[str, ...] | None) -> _Table | None:
@@ -173,7 +185,7 @@ def _times(table: _Table) -> I64:
     wanted = None
     for row, value in enumerate(table.columns["ts"]):
         try:
-            unit, times[row] = _time_us(value)
+            unit, times[row] = time_us(value)
         except (ValueError, OverflowError) as error:
             kinds = "unix seconds, milliseconds or microseconds, or ISO 8601"
             raise table.refuse("ts", row, f"{_shown(value)} is no time: {kinds} are understood") from error
@@ -183,7 +195,7 @@ def _times(table: _Table) -> I64:
     return times
 
 
-def _time_us(value: Any) -> tuple[str, int]:
+def time_us(value: Any) -> tuple[str, int]:
     """(unit, microseconds since 1970) of one value. Raises ValueError."""
     if isinstance(value, str):
         number = next(_numbers(value), None)
@@ -195,9 +207,9 @@ def _time_us(value: Any) -> tuple[str, int]:
     if isinstance(moment, datetime):
         aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return "ISO 8601", round(aware.timestamp() * 1e6)
-    if not isinstance(moment, (int, float)) or isinstance(moment, bool) or not 0 <= moment < _UNITS[-1][1]:
+    if not isinstance(moment, (int, float)) or isinstance(moment, bool) or not 0 <= moment < UNITS[-1][1]:
         raise ValueError(value)
-    unit, _, factor = next(entry for entry in _UNITS if moment < entry[1])
+    unit, _, factor = next(entry for entry in UNITS if moment < entry[1])
     return unit, round(moment * factor)
 
 

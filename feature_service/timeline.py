@@ -72,15 +72,9 @@ def cut(dataset: Dataset, test_share: float = TEST_SHARE) -> Timeline:
     timeline = Timeline(dataset, test_from_us, np.flatnonzero(~is_test), np.flatnonzero(is_test))
     n_items = int((timeline.item_counts() > 0).sum())
     if timeline.train.size < MIN_TRAIN_EVENTS:
-        raise InvalidInput(
-            dataset.name,
-            f"too little to train on: {timeline.train.size} of {dataset.n_events} events lie before the last "
-            f"{test_share:.0%} in time; at least {MIN_TRAIN_EVENTS} are needed",
-        )
+        raise too_few_events(dataset.name, timeline.train.size, dataset.n_events, test_share)
     if n_items < MIN_TRAIN_ITEMS:
-        raise InvalidInput(
-            dataset.name, f"too little to train on: {n_items} item; at least {MIN_TRAIN_ITEMS} are needed"
-        )
+        raise too_few_items(dataset.name, n_items)
     return timeline
 
 
@@ -90,3 +84,17 @@ def hold_out(timeline: Timeline, share: float = VALIDATION_SHARE) -> Timeline:
     ts_us = data.ts_us[known]
     from_us = int(np.sort(ts_us)[int(known.size * (1 - share))])
     return Timeline(data, from_us, known[ts_us < from_us], known[ts_us >= from_us])
+
+
+def too_few_events(name: str, n_train: int, n_events: int, test_share: float) -> InvalidInput:
+    """The refusal of a log with so few training events."""
+    return InvalidInput(
+        name,
+        f"too little to train on: {n_train} of {n_events} events lie before the last "
+        f"{test_share:.0%} in time; at least {MIN_TRAIN_EVENTS} are needed",
+    )
+
+
+def too_few_items(name: str, n_items: int) -> InvalidInput:
+    """The refusal of a log with so few trained items."""
+    return InvalidInput(name, f"too little to train on: {n_items} item; at least {MIN_TRAIN_ITEMS} are needed")
