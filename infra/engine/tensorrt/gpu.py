@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from infra.engine.run import EngineUnavailable
+from infra.engine.tensorrt.pycuda_api import Context, Driver, GpuDevice
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 # Primary contexts of this process, by GPU.
-_RETAINED: dict[int, Any] = {}
+_RETAINED: dict[int, Context] = {}
 _LOCK = threading.Lock()
 
 
@@ -37,7 +38,7 @@ class Gpu:
 class Device:
     """One GPU with its primary context. What pycuda allocates in it has to be dropped inside `current()` too."""
 
-    def __init__(self, driver: Any, device: Any, context: Any) -> None:
+    def __init__(self, driver: Driver, device: GpuDevice, context: Context) -> None:
         self.driver = driver
         self._device = device
         self._context = context
@@ -60,7 +61,7 @@ class Device:
 def open_device(index: int = 0) -> Device:
     """The GPU of this process. Raises EngineUnavailable."""
     try:
-        driver: Any = importlib.import_module("pycuda.driver")
+        driver = cast(Driver, importlib.import_module("pycuda.driver"))
     except ImportError as error:
         raise EngineUnavailable(
             f"pycuda cannot be loaded ({error}): `pip install 'trirank[gpu]'` installs it"
@@ -76,7 +77,7 @@ def open_device(index: int = 0) -> Device:
         raise EngineUnavailable(f"there is no GPU that CUDA can use: {error}") from error
 
 
-def driver_version(driver: Any, kernel_module: Path = _KERNEL_MODULE) -> str:
+def driver_version(driver: Driver, kernel_module: Path = _KERNEL_MODULE) -> str:
     """Of the NVIDIA driver ("580.65.06"); where its kernel module does not tell, the CUDA version it implements."""
     try:
         found = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", kernel_module.read_text())
