@@ -22,7 +22,10 @@ from infra.release import Release, read_release
 # (release, target, engine folder, builder or None for the target's usual one) -> files written.
 Build = Callable[[Release, str, Path, str | None], list[Path]]
 # target -> "module:function" of type Build; imported only when that target is built.
-TARGETS: dict[str, str] = dict.fromkeys(TARGET_SMS, "infra.engine.tensorrt.release:build_target")
+TARGETS: dict[str, str] = {
+    "cpu": "infra.engine.aot_build:build_cpu",
+    **dict.fromkeys(TARGET_SMS, "infra.engine.tensorrt.release:build_target"),
+}
 
 
 def build(

@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal, Protocol
 
 from infra.engine.metrics import REFUSED
-from infra.engine.names import engine_name
+from infra.engine.names import engine_name, on_gpu
 from infra.engine.run import Engine, EngineUnavailable
 from infra.errors import ReleaseRefused
 
 logger = logging.getLogger(__name__)
 
 Cause = Literal["unavailable", "damaged", "disagrees", "failed"]
+# The one that serves, and one to fall back on.
+WANTED = 2
 # A lower precision has to be this much faster: at the same speed the exact one is served.
 WORTH_IT = 0.95
 
@@ -101,31 +102,34 @@ def choose(
 ) -> tuple[list[Opened], list[Offer], list[Refusal]]:
     """The engine to serve with and one to fall back on, in this order; the offers not opened; the refusals.
 
-    `measured`: of the precisions of one kind that agree, the fastest on this machine comes first. Raises ReleaseRefused
-    when no engine agrees.
+    `measured`: where no engine on a GPU passes, the fastest on this CPU comes first. Raises ReleaseRefused when none
+    passes.
     """
     opened: list[Opened] = []
     rest: list[Offer] = []
     refusals: list[Refusal] = []
-    for _, group in groupby(offers, key=lambda offer: offer.kind):
-        passed: list[Opened] = []
-        for offer in group:
-            if len(opened) + len(passed) >= 2 or (opened and offer.heavy) or (passed and offer.heavy):
-                rest.append(offer)
-                continue
-            result = open_engine(role, offer, check)
-            if isinstance(result, Refusal):
-                refusals.append(result)
-            else:
-                passed.append(result)
-        opened += fastest_first(role, passed, check) if measured and not opened else passed
+    for offer in offers:
+        compared = measured and not any(on_gpu([one.offer.name]) for one in opened)
+        if (len(opened) >= WANTED and not compared) or (opened and offer.heavy):
+            rest.append(offer)
+            continue
+        result = open_engine(role, offer, check)
+        if isinstance(result, Refusal):
+            refusals.append(result)
+        else:
+            opened.append(result)
     if not opened:
         raise ReleaseRefused(f"{role}: no engine can serve: " + "; ".join(f"{r.name}: {r.reason}" for r in refusals))
+    if measured and not on_gpu([opened[0].offer.name]):
+        opened = fastest_first(role, opened, check)
+    for surplus in reversed(opened[WANTED:]):
+        close_quietly(surplus.engine)
+        rest.insert(0, surplus.offer)
     logger.info(
         "an engine is chosen",
-        extra={"role": role, "engine": opened[0].offer.name, "standby": [one.offer.name for one in opened[1:]]},
+        extra={"role": role, "engine": opened[0].offer.name, "standby": [one.offer.name for one in opened[1:WANTED]]},
     )
-    return opened, rest, refusals
+    return opened[:WANTED], rest, refusals
 
 
 def fastest_first(role: str, opened: Sequence[Opened], check: Check) -> list[Opened]:

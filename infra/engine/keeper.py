@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.engine.breaker import Breaker
-from infra.engine.choose import Check, Offer, Opened, Refusal, close_quietly, open_engine
+from infra.engine.choose import WANTED, Check, Offer, Opened, Refusal, close_quietly, open_engine
 from infra.engine.metrics import SERVING, TRIPPED
 from infra.engine.run import Engine
 from infra.errors import Permanent
@@ -24,8 +24,6 @@ from infra.errors import Permanent
 logger = logging.getLogger(__name__)
 
 F32 = NDArray[np.float32]
-# The one that serves, and one to fall back on.
-WANTED = 2
 _JOIN_S = 5.0
 
 

@@ -41,14 +41,29 @@ def _onnxruntime_cpu(release: Release, folder: Path, role: Role, precision: str)
     return OnnxEngine(_model(release, role, "int8-cpu" if precision == "int8" else "fp32"), precision=precision)
 
 
+def _aotinductor(release: Release, folder: Path, role: Role, precision: str) -> Engine:
+    from infra.engine.store import EngineStore
+    from infra.engine.torch_cpu import AotInductorEngine
+
+    return AotInductorEngine(EngineStore(folder), role, _model(release, role, "fp32"))
+
+
+def _torch_cpu(release: Release, folder: Path, role: Role, precision: str) -> Engine:
+    from infra.engine.torch_cpu import TorchCpuEngine
+
+    return TorchCpuEngine(_model(release, role, "fp32"))
+
+
 def _model(release: Release, role: Role, precision: Precision) -> Path:
     path = release.model(role, precision)
     if path is None:
-        raise EngineUnavailable(f"the release has no {precision} model of {role}; its quality report says why")
+        raise EngineUnavailable(f"the release has no {precision} model of {role}; `trirank release show` says why")
     return path
 
 
 # Kind -> how it is made, and whether opening it is heavy.
 MAKERS: dict[str, tuple[Maker, bool]] = {
+    "aotinductor": (_aotinductor, True),
     "onnxruntime-cpu": (_onnxruntime_cpu, False),
+    "torch-cpu": (_torch_cpu, True),
 }

@@ -78,6 +78,27 @@ def test_a_heavy_engine_serves_when_it_comes_first(model: Path, check: FormulaCh
     assert (opened, rest) == (["cuda-graph:fp32", "onnxruntime-cpu:fp32"], [])
 
 
+def test_the_fastest_of_the_cpus_engines_serves_and_the_second_fastest_stands_by(
+    model: Path, check: FormulaCheck
+) -> None:
+    seconds = {"aotinductor": 3.0, "onnxruntime-cpu": 2.0, "torch-cpu": 1.0}
+    check.seconds_of = lambda engine: seconds[engine.kind] - 0.5 * (engine.precision == "int8")
+    compiled = Fuse()
+    offers = [
+        offer(model, compiled, "aotinductor", heavy=True),
+        offer(model, Fuse(), "onnxruntime-cpu", "int8"),
+        offer(model, Fuse(), "onnxruntime-cpu", "fp32"),
+        offer(model, Fuse(), "torch-cpu", heavy=True),
+    ]
+
+    opened, rest, _ = chosen(offers, check)
+
+    assert opened == ["onnxruntime-cpu:int8", "onnxruntime-cpu:fp32"]
+    assert rest == ["aotinductor:fp32", "torch-cpu:fp32"]
+    assert compiled.closed == 1
+    assert chosen(offers, check, measured=False)[0] == ["aotinductor:fp32", "onnxruntime-cpu:int8"]
+
+
 @pytest.mark.parametrize(
     ("int8_s", "first"), [(0.5, "onnxruntime-cpu:int8"), (0.97, "onnxruntime-cpu:fp32"), (1.5, "onnxruntime-cpu:fp32")]
 )
