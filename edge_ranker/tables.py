@@ -24,8 +24,8 @@ from infra.release import TableRows
 I64 = NDArray[np.int64]
 BOOL = NDArray[np.bool_]
 
-_TOKEN_SPREAD = 0.1
-_USER_SPREAD = 0.01
+# Standard deviation of the rows a training begins with.
+ROW_SPREAD = {"item": 0.1, "category": 0.1, "gap": 0.1, "user": 0.01, "user_bucket": 0.01, "user_attribute": 0.01}
 # Beyond this many rows a dense gradient costs more than the step it is for. More than `samples.RECALL_SAMPLE`: the
 # exact recall loss touches every item.
 SPARSE_FROM_ROWS = 100_000
@@ -75,12 +75,14 @@ class Tables(nn.Module):
         self.categories = sorted({c for facts in data.facts for c in facts.categories})
         self.attributes = sorted({f"{k}={v}" for known in data.attributes for k, v in known.items()})
         self._index(data)
-        self.item = _rows(self.trained_items.size, schema.item_dim, _TOKEN_SPREAD)
-        self.category = _rows(len(self.categories), schema.category_dim, _TOKEN_SPREAD, self.has_category_row)
-        self.gap = _rows(schema.n_gaps, schema.gap_dim, _TOKEN_SPREAD)
-        self.user = _rows(len(self.user_names), schema.user_dim, _USER_SPREAD)
-        self.user_bucket = _rows(schema.n_user_buckets, schema.user_dim, _USER_SPREAD)
-        self.user_attribute = _rows(len(self.attributes), schema.user_dim, _USER_SPREAD, self.has_attribute_row)
+        self.item = _rows(self.trained_items.size, schema.item_dim, ROW_SPREAD["item"])
+        self.category = _rows(len(self.categories), schema.category_dim, ROW_SPREAD["category"], self.has_category_row)
+        self.gap = _rows(schema.n_gaps, schema.gap_dim, ROW_SPREAD["gap"])
+        self.user = _rows(len(self.user_names), schema.user_dim, ROW_SPREAD["user"])
+        self.user_bucket = _rows(schema.n_user_buckets, schema.user_dim, ROW_SPREAD["user_bucket"])
+        self.user_attribute = _rows(
+            len(self.attributes), schema.user_dim, ROW_SPREAD["user_attribute"], self.has_attribute_row
+        )
         if sparse is None:
             sparse = [name for name in SPARSE_TABLES if getattr(self, name).shape[0] >= sparse_from_rows]
         self.sparse: list[nn.Parameter] = [getattr(self, name) for name in sparse]
@@ -108,6 +110,11 @@ class Tables(nn.Module):
         # Buffers, so that they follow the rows to another device; not part of the state, the log gives them again.
         for name, index in indices.items():
             self.register_buffer(name, index, persistent=False)
+
+    @property
+    def n_items(self) -> int:
+        """Items with a row."""
+        return self.item.shape[0]
 
     def tokens(self, items: Tensor) -> Tensor:
         """`item row | mean of its category rows` f32[M, item_dim + category_dim] of any item numbers i64[M]."""

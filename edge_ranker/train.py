@@ -88,13 +88,12 @@ def recall_loss(tables: Tables, batch: Batch, encoded: Encoded) -> Tensor:
     The sample's share of the partition sum is scaled up to the number of items (sampled softmax, Jean et al. 2015).
     """
     taken = tables.item_row[batch.items[batch.candidates[:, 0]]]
-    n_items = tables.item.shape[0]
     sample = batch.recall_sample
     if sample is None:
         return functional.cross_entropy((encoded.query @ tables.item.T).float(), taken)
     sparse = tables.is_sparse(tables.item)
     others = (encoded.query @ functional.embedding(sample, tables.item, sparse=sparse).T).float()
-    others = others + math.log(n_items / sample.shape[0])
+    others = others + math.log(tables.n_items / sample.shape[0])
     others = others.masked_fill(sample.unsqueeze(0) == taken.unsqueeze(1), -torch.inf)
     own = (encoded.query * functional.embedding(taken, tables.item, sparse=sparse)).sum(dim=1, keepdim=True)
     return functional.cross_entropy(torch.cat((own, others), dim=1), torch.zeros_like(taken))

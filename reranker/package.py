@@ -66,7 +66,7 @@ def package_release(
     """
     schema = rankers.tables.schema
     tables = rankers.tables.release_tables()
-    catalogue = _catalogue(timeline)
+    catalogue = catalogue_of(timeline)
     with tempfile.TemporaryDirectory() as folder:
         models: dict[Role, Path] = {"edge": Path(folder) / "mlp.onnx", "rerank": Path(folder) / "bst.onnx"}
         export_difference = {
@@ -111,7 +111,7 @@ def package_release(
         )
 
 
-def _catalogue(timeline: Timeline) -> list[Item]:
+def catalogue_of(timeline: Timeline) -> list[Item]:
     """Every item the data describes or mentions, most popular in the training period first."""
     data, counts = timeline.dataset, timeline.item_counts()
     keys = keys_of(ITEM, data.item_ids).tolist()

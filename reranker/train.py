@@ -44,6 +44,7 @@ from reranker.package import package_release
 from reranker.precisions import RULES, Rules
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
+from reranker.remote.training import RemoteRows
 from reranker.source import LogInMemory, TrainingLog
 
 RECIPE = Recipe()
@@ -62,20 +63,24 @@ def train_release(
     resume: bool = False,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     rules: Rules = RULES,
+    rows: RemoteRows | None = None,
     clock: Clock | None = None,
     console: Console | None = None,
 ) -> Release:
     """Train on `data` (see `feature_service.dataset`) and write the release directory `out`.
 
     `epochs` passes over the training period (None: what the size of the log asks for). With `resume`, an unfinished
-    training of the same release goes on where its newest checkpoint stands. What happens goes to `console`, standard
-    error by default, with a progress bar when that is a terminal. Raises InvalidInput, ReleaseRefused.
+    training of the same release goes on where its newest checkpoint stands. With `rows`, the rows are in a parameter
+    server while they are trained. What happens goes to `console`, standard error by default, with a progress bar when
+    that is a terminal. Raises InvalidInput, ReleaseRefused, and with `rows` RowsUnavailable and RowsRefused.
     """
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
     if epochs is not None and epochs < 1:
         raise InvalidInput("epochs", f"{epochs} passes train nothing; give 1 or more")
     _check(recipe)
+    if rows is not None:
+        rows.check(recipe, resume=resume)
     console, clock = console or Console(stderr=True, soft_wrap=True), clock or SystemClock()
     begun_s, begun_cpu_s = clock.monotonic_s(), time.process_time()
     log: TrainingLog = LogInMemory(load_dataset(data, cache))
@@ -98,11 +103,10 @@ def train_release(
     _say_resume(console, resume=resume, found=checkpoints.open(resume=resume), draft=draft_of(out))
     try:
         with _torch(seed):
-            rankers = Rankers(
-                _tables(schema, log.fitted(), recipe), edge=recipe.edge, rerank=recipe.rerank, pooling=recipe.pooling
-            )
+            tables = _tables(schema, log.fitted(), recipe) if rows is None else rows.tables(schema, log.fitted())
+            rankers = Rankers(tables, edge=recipe.edge, rerank=recipe.rerank, pooling=recipe.pooling)
             fitting = _Fitting(rankers, log, recipe, passes, rng, checkpoints, console, clock, precision)
-            passes_log = fitting.run()
+            passes_log = fitting.run() if rows is None else fitting.run_remote(rows, seed)
             seconds = {
                 "training": round(clock.monotonic_s() - begun_s, 2),
                 "training_cpu": round(time.process_time() - begun_cpu_s, 2),
@@ -118,6 +122,7 @@ def train_release(
                 "passes": passes_log,
                 "recipe": asdict(recipe),
                 "precision": precision,
+                "rows_elsewhere": None if rows is None else {"staleness": rows.staleness},
                 "seconds": seconds,
             }
             release = package_release(
@@ -224,6 +229,17 @@ class _Fitting:
                 clock=self.clock,
             )
         self.rankers.cpu()
+        return passes_log
+
+    def run_remote(self, rows: RemoteRows, seed: int) -> list[dict[str, float]]:
+        """Fit on rows in a parameter server; the tables hold them afterwards. The last pass is kept."""
+        samples = self.log.samples(self.rankers.tables.schema, self.recipe, self.rng)
+        fitted, trial = self.log.validation(self.rng)
+        with self._progress(samples) as on_step:
+            passes_log = rows.fit(
+                self.rankers, samples, self.recipe, passes=self.passes, seed=seed, on_step=on_step, clock=self.clock
+            )
+        passes_log[-1]["validation_auc"] = validation_auc(self.rankers, fitted, trial)
         return passes_log
 
     @contextmanager

@@ -1,0 +1,1 @@
+"""Training with rows in the parameter server: looked up for each step, changed through the stream."""
