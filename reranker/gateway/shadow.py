@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
+from infra.tasks import ended
 from reranker.gateway.admission import Admission
 from reranker.gateway.counting import outcome_of, sight_of
 from reranker.gateway.degrade import Budget
@@ -81,9 +82,7 @@ class Shadow:
     async def close(self) -> None:
         """Drop everything."""
         self._waiting.clear()
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await ended(*self._running)
 
     async def _drain(self) -> None:
         while self._waiting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -20,6 +19,7 @@ from infra.directory import Announcer, DirectoryReader, Entry, read_directory
 from infra.embedded import EmbeddedRedis
 from infra.errors import RedisUnavailable
 from infra.redis import connect, server_pid
+from infra.tasks import ended
 from tests.support import eventually, free_port
 
 STACK = "test"
@@ -53,9 +53,7 @@ async def watched(url: str) -> AsyncIterator[list[list[Entry]]]:
     try:
         yield seen
     finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+        await ended(watching)
 
 
 async def comes_true(probe: Callable[[], object]) -> None:
