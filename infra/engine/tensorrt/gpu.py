@@ -80,7 +80,7 @@ def open_device(index: int = 0) -> Device:
 def driver_version(driver: Driver, kernel_module: Path = _KERNEL_MODULE) -> str:
     """Of the NVIDIA driver ("580.65.06"); where its kernel module does not tell, the CUDA version it implements."""
     try:
-        found = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", kernel_module.read_text())
+        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", kernel_module.read_text())
     except OSError:
         found = None
     return found[1] if found else f"cuda-{driver.get_driver_version()}"
