@@ -12,11 +12,14 @@ from pathlib import Path
 
 from infra.engine.choose import Offer
 from infra.engine.names import full_names
+from infra.engine.nvidia import require_driver
 from infra.engine.run import Engine, EngineUnavailable
 from infra.release import Precision, Release, Role
 
 # Of a release and the folder of its engines, a role and a precision.
 Maker = Callable[[Release, Path, Role, str], Engine]
+# An engine's precision is that of a release's model, but for ONNX Runtime's INT8, which is "int8-cpu".
+_FOR_GPUS: dict[str, Precision] = {"int8": "int8", "fp16": "fp16"}
 
 
 def engine_folder(release: Path) -> Path:
@@ -29,10 +32,30 @@ def offers_of(release: Release, folder: Path, role: Role, names: Sequence[str] =
     found = []
     for name in full_names(names):
         kind, _, precision = name.partition(":")
-        if kind in MAKERS:
-            make, heavy = MAKERS[kind]
-            found.append(Offer(kind, precision, partial(make, release, folder, role, precision), heavy))
+        make, heavy = MAKERS[kind]
+        found.append(Offer(kind, precision, partial(make, release, folder, role, precision), heavy))
     return found
+
+
+def _tensorrt(release: Release, folder: Path, role: Role, precision: str) -> Engine:
+    require_driver()
+    from infra.engine.tensorrt.run import tensorrt_engine
+
+    return tensorrt_engine("tensorrt", release, folder, role, _FOR_GPUS[precision])
+
+
+def _tensorrt_rtx(release: Release, folder: Path, role: Role, precision: str) -> Engine:
+    require_driver()
+    from infra.engine.tensorrt.run import tensorrt_engine
+
+    return tensorrt_engine("tensorrt-rtx", release, folder, role, _FOR_GPUS[precision])
+
+
+def _cuda_graph(release: Release, folder: Path, role: Role, precision: str) -> Engine:
+    require_driver()
+    from infra.engine.cuda_graph import cuda_graph_engine
+
+    return cuda_graph_engine(release, folder, role, precision)
 
 
 def _onnxruntime_cpu(release: Release, folder: Path, role: Role, precision: str) -> Engine:
@@ -63,6 +86,9 @@ def _model(release: Release, role: Role, precision: Precision) -> Path:
 
 # Kind -> how it is made, and whether opening it is heavy.
 MAKERS: dict[str, tuple[Maker, bool]] = {
+    "tensorrt": (_tensorrt, True),
+    "tensorrt-rtx": (_tensorrt_rtx, True),
+    "cuda-graph": (_cuda_graph, True),
     "aotinductor": (_aotinductor, True),
     "onnxruntime-cpu": (_onnxruntime_cpu, False),
     "torch-cpu": (_torch_cpu, True),

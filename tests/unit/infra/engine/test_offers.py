@@ -42,7 +42,7 @@ def release(tmp_path: Path) -> Release:
 def test_without_a_setting_every_kind_is_offered_in_order(release: Release) -> None:
     offers = offers_of(release, engine_folder(release.path), "edge")
 
-    assert list(dict.fromkeys(offer.kind for offer in offers)) == [kind for kind in KINDS if kind in MAKERS]
+    assert list(dict.fromkeys(offer.kind for offer in offers)) == list(KINDS) == list(MAKERS)
 
 
 def test_only_what_is_named_is_offered(release: Release) -> None:
@@ -65,6 +65,7 @@ def test_what_is_offered_is_what_is_made(release: Release) -> None:
 
     assert found["onnxruntime-cpu:fp32"] == found["torch-cpu:fp32"] == "serves"
     assert found["onnxruntime-cpu:int8"] == found["aotinductor:fp32"] == "unavailable"
+    assert found["tensorrt:fp16"] == found["tensorrt-rtx:int8"] == found["cuda-graph:fp16"] == "unavailable"
 
 
 def test_a_replica_of_the_usual_engines_never_imports_torch(release: Release) -> None:
