@@ -53,6 +53,8 @@ def scales_file(role: Role) -> str:
 
 EDGE_MODEL = model_file("edge", "fp32")
 RERANK_MODEL = model_file("rerank", "fp32")
+# msgpack's mark of an array whose length follows in four bytes.
+_ARRAY32 = b"\xdd"
 _FIXED = (EDGE_MODEL, RERANK_MODEL, CATALOGUE, USERS, REQUESTS)
 
 
@@ -201,7 +203,7 @@ def write_release(
     for folder in ("tables", "edge", "rerank"):
         (draft / folder).mkdir(parents=True)
     for target, content in ((CATALOGUE, catalogue), (USERS, users), (REQUESTS, requests)):
-        (draft / target).write_bytes(msgspec.msgpack.encode(list(content)))
+        _write_list(draft / target, content)
     for table, (_, rows) in tables.items():
         _write_table(draft / f"tables/{table}.safetensors", rows)
         # safetensors writes for its owner alone; the files of a release are as readable as any other.
@@ -234,6 +236,18 @@ def write_release(
     (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
     draft.rename(path)
     return Release(path, manifest)
+
+
+def _write_list(path: Path, content: Iterable[msgspec.Struct]) -> None:
+    """One msgpack array, entry by entry: all users of a large log are more than memory should have to hold."""
+    encode, count = msgspec.msgpack.Encoder().encode, 0
+    with path.open("wb") as file:
+        file.write(_ARRAY32 + bytes(4))
+        for entry in content:
+            file.write(encode(entry))
+            count += 1
+        file.seek(1)
+        file.write(count.to_bytes(4, "big"))
 
 
 def read_release(path: Path, *, verify_files: bool = True) -> Release:

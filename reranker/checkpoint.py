@@ -15,6 +15,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,39 @@ _FILE = "checkpoint.pt"
 _LOCK = "lock"
 
 
-def draft_of(out: Path) -> Path:
-    """Where the unfinished training of the release `out` lies."""
-    return out.with_name(f".{out.name}.draft")
+class Draft:
+    """The hidden folder beside a release in which its unfinished training lies; one process at a time."""
+
+    def __init__(self, out: Path) -> None:
+        self.path = out.with_name(f".{out.name}.draft")
+        self._lock = -1
+
+    def __enter__(self) -> Draft:
+        """Take it for this process. Raises ReleaseRefused when another one has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ReleaseRefused(f"{self.path}: another process is training this release; wait for it") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it; when nothing in it is worth keeping, it goes."""
+        if not (self.path / _FILE).is_file():
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def discard(self) -> None:
+        """The release is complete: throw away what led to it."""
+        (self.path / _FILE).unlink(missing_ok=True)
 
 
 class Checkpoints:
-    """The checkpoint of one draft. `identity` is what a fit must have in common with the one it goes on from, as JSON
+    """The checkpoint in one draft. `identity` is what a fit must have in common with the one it goes on from, as JSON
     values; `rng` is the generator whose state is kept too."""
 
     def __init__(
@@ -48,18 +75,9 @@ class Checkpoints:
         self._clock = clock
         self._saved_s = clock.monotonic_s()
         self._resume = False
-        self._lock = -1
 
     def open(self, *, resume: bool) -> bool:
-        """Take the draft for this process; True when there is a checkpoint, which `load` gives if `resume`, and which
-        is thrown away if not. Raises ReleaseRefused when another process trains the same release."""
-        self._draft.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._draft / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise ReleaseRefused(f"{self._draft}: another process is training this release; wait for it") from error
+        """True when there is a checkpoint, which `load` gives if `resume`, and which is thrown away if not."""
         found = self._path.is_file()
         self._resume = resume and found
         if found and not resume:
@@ -113,17 +131,6 @@ class Checkpoints:
         self._rng.bit_generator.state = json.loads(whole["numpy_rng"])
         state: dict[str, Any] = whole["state"]
         return state
-
-    def discard(self) -> None:
-        """The release is complete; remove the draft."""
-        shutil.rmtree(self._draft)
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the draft."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """How a release is trained: every number and every switch of the fit, as one value.
 
 Refuses values that mean nothing, by name. Invariant: with the same recipe, seed and data, a machine computes the same
-release; `workers` and `prefetch` change nothing but the time while the log is in memory.
+release. `workers` and `prefetch` change nothing but the time, unless the log is streamed: its parts are then shared
+out among the workers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _AT_LEAST = {
     "prefetch": 1,
     "samples": 1,
     "max_passes": 1,
+    "buffer_events": 1,
 }
 
 
@@ -58,6 +60,8 @@ class Recipe:
     workers: int = 0
     prefetch: int = 4
     device: str = "cpu"
+    # Events of a streamed log that are in memory, and shuffled there, at a time.
+    buffer_events: int = 2_000_000
     # Which models are trained.
     edge: Architecture = EDGE
     rerank: Architecture = RERANK

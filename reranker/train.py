@@ -22,33 +22,36 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from edge_ranker.samples import RECALL_SAMPLE, BatchSource
 from edge_ranker.tables import Log, Tables
 from feature_service.dataset import Known, load_dataset
+from feature_service.parts import LogParts
 from feature_service.schema import FeatureSchema
-from feature_service.timeline import Timeline
+from feature_service.spill import spill
 from infra.clock import Clock, SystemClock
-from infra.engine.quality import refused_in
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import Release
 from reranker.amp import choose_precision, has_bf16
-from reranker.checkpoint import Checkpoints, draft_of
+from reranker.checkpoint import Checkpoints, Draft
 from reranker.descent import Precision
-from reranker.evaluate import (
-    N_NEGATIVES,
-    Trial,
-    quality_report,
-    recall_report,
-    score_trial,
-    validation_auc,
-)
+from reranker.evaluate import validation_auc
 from reranker.fit import fit, steps_per_pass
 from reranker.package import package_release
 from reranker.precisions import RULES, Rules
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
 from reranker.remote.training import RemoteRows
+from reranker.report import quality, split_report, summary
 from reranker.source import LogInMemory, TrainingLog
+from reranker.streamed import StreamedLog
 
 RECIPE = Recipe()
 CHECKPOINT_EVERY_S = 60.0
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    TextColumn("{task.percentage:>3.0f} %"),
+    TimeElapsedColumn(),
+    TextColumn("left"),
+    TimeRemainingColumn(),
+)
 
 
 def train_release(
@@ -62,6 +65,7 @@ def train_release(
     recipe: Recipe = RECIPE,
     resume: bool = False,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    stream: bool = False,
     rules: Rules = RULES,
     rows: RemoteRows | None = None,
     clock: Clock | None = None,
@@ -70,9 +74,10 @@ def train_release(
     """Train on `data` (see `feature_service.dataset`) and write the release directory `out`.
 
     `epochs` passes over the training period (None: what the size of the log asks for). With `resume`, an unfinished
-    training of the same release goes on where its newest checkpoint stands. With `rows`, the rows are in a parameter
-    server while they are trained. What happens goes to `console`, standard error by default, with a progress bar when
-    that is a terminal. Raises InvalidInput, ReleaseRefused, and with `rows` RowsUnavailable and RowsRefused.
+    training of the same release goes on where its newest checkpoint stands. With `stream`, `data` is a folder of
+    Parquet files that need not fit into memory. With `rows`, the rows are in a parameter server while they are
+    trained. What happens goes to `console`, standard error by default, with a progress bar when that is a terminal.
+    Raises InvalidInput, ReleaseRefused, and with `rows` RowsUnavailable and RowsRefused.
     """
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
@@ -83,25 +88,26 @@ def train_release(
         rows.check(recipe, resume=resume)
     console, clock = console or Console(stderr=True, soft_wrap=True), clock or SystemClock()
     begun_s, begun_cpu_s = clock.monotonic_s(), time.process_time()
-    log: TrainingLog = LogInMemory(load_dataset(data, cache))
-    if log.known.licence:
-        console.print(f"[dim]{log.known.licence}[/dim]", highlight=False)
-    rng = np.random.default_rng(seed)
-    schema, passes = schema_for(log.n_users(), log.known), epochs or recipe.passes(log.n_train)
-    precision = choose_precision(recipe, bf16=has_bf16())
-    identity = {
-        "data": log.known.name,
-        "data_fingerprint": log.known.fingerprint,
-        "seed": seed,
-        "passes": passes,
-        "recipe": _that_matters(recipe),
-        "schema": schema.fingerprint(),
-        "precision": precision,
-        "torch": torch.__version__,
-    }
-    checkpoints = Checkpoints(draft_of(out), identity, rng, every_s=checkpoint_every_s, clock=clock)
-    _say_resume(console, resume=resume, found=checkpoints.open(resume=resume), draft=draft_of(out))
-    try:
+    with Draft(out) as draft:
+        log = _log(data, cache, draft if stream else None, console)
+        if log.known.licence:
+            console.print(f"[dim]{log.known.licence}[/dim]", highlight=False)
+        rng = np.random.default_rng(seed)
+        schema, passes = schema_for(log.n_users(), log.known), epochs or recipe.passes(log.n_train)
+        precision = choose_precision(recipe, bf16=has_bf16())
+        identity = {
+            "data": log.known.name,
+            "data_fingerprint": log.known.fingerprint,
+            "seed": seed,
+            "passes": passes,
+            "streamed": stream,
+            "recipe": _that_matters(recipe, stream=stream),
+            "schema": schema.fingerprint(),
+            "precision": precision,
+            "torch": torch.__version__,
+        }
+        checkpoints = Checkpoints(draft.path, identity, rng, every_s=checkpoint_every_s, clock=clock)
+        _say_resume(console, resume=resume, found=checkpoints.open(resume=resume), draft=draft.path)
         with _torch(seed):
             tables = _tables(schema, log.fitted(), recipe) if rows is None else rows.tables(schema, log.fitted())
             rankers = Rankers(tables, edge=recipe.edge, rerank=recipe.rerank, pooling=recipe.pooling)
@@ -113,12 +119,12 @@ def train_release(
             }
             timeline, trial = log.test(rng)
             report = {
-                **_quality(rankers, timeline, trial, recipe),
+                **quality(rankers, timeline, trial, recipe),
                 "data": log.known.name,
                 "data_fingerprint": log.known.fingerprint,
                 "licence": log.known.licence,
                 "seed": seed,
-                "split": _split_report(log, timeline, trial),
+                "split": split_report(log, timeline, trial),
                 "passes": passes_log,
                 "recipe": asdict(recipe),
                 "precision": precision,
@@ -138,9 +144,7 @@ def train_release(
                 rules=rules,
                 log_loss_negatives=2.0 * recipe.negatives_per_kind,
             )
-        checkpoints.discard()
-    finally:
-        checkpoints.close()
+        draft.discard()
     console.print(summary(release), highlight=False)
     return release
 
@@ -152,29 +156,27 @@ def schema_for(n_users: int, known: Known) -> FeatureSchema:
     return FeatureSchema(n_user_buckets=usual.n_user_buckets, history_events=usual.history_events + more)
 
 
-def summary(release: Release) -> str:
-    """What a person wants to know of a trained release, in a few lines."""
-    report = release.manifest.report
-    lines = [f"{report['n_test_events']} test events after {report['split']['test_from']}, AUC uniform / popularity:"]
-    for model, by_kind in report["models"].items():
-        lines.append(f"  {model:<10} {by_kind['uniform']['auc']:.4f} / {by_kind['popularity']['auc']:.4f}")
-    recall = ", ".join(f"{name} {value:.3f}" for name, value in report["recall"].items())
-    lines.append(f"  {recall}")
-    waits = [entry["data_wait_share"] for entry in report["passes"]]
-    lines.append(f"  {len(waits)} passes in {report['precision']}, {max(waits):.0%} of the time waiting for data")
-    lines += [f"  {sentence}" for sentence in refused_in(report["precisions"])]
-    lines.append(f"release {release.manifest.name} in {release.path}, trained in {report['seconds']['training']:.0f} s")
-    return "\n".join(lines)
-
-
 def _check(recipe: Recipe) -> None:
     if recipe.checked().device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("device", "torch finds no CUDA device here; train with --device cpu")
 
 
-def _that_matters(recipe: Recipe) -> dict[str, Any]:
-    """The recipe without what changes nothing in the result: who makes the batches."""
-    return {name: value for name, value in asdict(recipe).items() if name not in ("workers", "prefetch")}
+def _log(data: str, cache: Path, draft: Draft | None, console: Console) -> TrainingLog:
+    """The log in memory, or spilled into a draft. Raises InvalidInput."""
+    if draft is None:
+        return LogInMemory(load_dataset(data, cache))
+    if not Path(data).is_dir():
+        raise InvalidInput("stream", f"{data} is no folder of interactions*.parquet; leave --stream out")
+    parts = LogParts(Path(data))
+    with Progress(*_COLUMNS, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("reading", total=parts.n_rows())
+        return StreamedLog(spill(parts, draft.path / "spill", on_events=lambda n: progress.advance(task, n)))
+
+
+def _that_matters(recipe: Recipe, *, stream: bool) -> dict[str, Any]:
+    """The recipe without what changes nothing in the result: who makes the batches, unless they are dealt out."""
+    nothing = ("prefetch",) if stream else ("prefetch", "workers", "buffer_events")
+    return {name: value for name, value in asdict(recipe).items() if name not in nothing}
 
 
 def _say_resume(console: Console, *, resume: bool, found: bool, draft: Path) -> None:
@@ -244,34 +246,11 @@ class _Fitting:
 
     @contextmanager
     def _progress(self, samples: BatchSource) -> Iterator[Callable[[], None]]:
-        columns = (
-            TextColumn("training"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
         total = self.passes * steps_per_pass(samples, self.recipe.accumulate)
         console = self.console
-        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-            task = progress.add_task("", total=total)
+        with Progress(*_COLUMNS, console=console, disable=not console.is_terminal, transient=True) as progress:
+            task = progress.add_task("training", total=total)
             yield lambda: progress.advance(task)
-
-
-def _quality(rankers: Rankers, timeline: Timeline, trial: Trial, recipe: Recipe) -> dict[str, Any]:
-    scores = score_trial(rankers, timeline, trial)
-    return {
-        "n_test_events": int(trial.events.size),
-        "negatives_per_event": N_NEGATIVES,
-        "models": quality_report(scores, timeline, trial, 2.0 * recipe.negatives_per_kind),
-        "recall": recall_report(scores, timeline, trial, rankers.tables.schema),
-    }
-
-
-def _split_report(log: TrainingLog, timeline: Timeline, trial: Trial) -> dict[str, Any]:
-    items = timeline.dataset.item[trial.events]
-    return {**log.split(), "ranked_items_without_row": int((log.fitted().item_counts()[items] == 0).sum())}
 
 
 @contextmanager

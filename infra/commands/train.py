@@ -81,6 +81,21 @@ def train(
         int, typer.Option(help="Processes that make batches; 0: the training makes them.", rich_help_panel=_SPEED)
     ] = 0,
     prefetch: Annotated[int, typer.Option(help="Batches that each worker makes ahead.", rich_help_panel=_SPEED)] = 4,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Read the log (interactions*.parquet, one file or many) part by part instead of into memory.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = False,
+    buffer_events: Annotated[
+        int,
+        typer.Option(
+            help="With --stream: events in memory, and shuffled there, at a time (40 bytes each).",
+            rich_help_panel=_SPEED,
+        ),
+    ] = 2_000_000,
     device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_SPEED)] = "cpu",
     resume: Annotated[
         bool,
@@ -129,10 +144,12 @@ def train(
             workers=workers,
             prefetch=prefetch,
             device=device,
+            buffer_events=buffer_events,
             edge=edge_architecture(edge),
             rerank=rerank_architecture(reranker, blocks, readout),
         ),
         resume=resume,
+        stream=stream,
         checkpoint_every_s=checkpoint_s,
         rules=precision_rules(settings, scales or ()),
     )

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from infra.errors import InvalidInput, ReleaseRefused
-from reranker.checkpoint import draft_of
+from reranker.checkpoint import Draft
 from reranker.train import train_release
 from tests.integration.train_process import RECIPE, train
 from tests.logs_of_events import small_dataset, write_folder
@@ -28,13 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_training_goes_on_and_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
     said = io.StringIO()
     undisturbed = train(folder, tmp_path / "undisturbed", resume=True, said=said)
-    assert f"no checkpoint in {draft_of(undisturbed.path)}: training from the start" in said.getvalue()
+    assert f"no checkpoint in {Draft(undisturbed.path).path}: training from the start" in said.getvalue()
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "tests.integration.train_process", str(folder), str(out), "6"]
     killed = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert not out.exists()
-    assert (draft_of(out) / "checkpoint.tmp").exists()
+    assert (Draft(out).path / "checkpoint.tmp").exists()
     with pytest.raises(ReleaseRefused, match=r"recipe\.batch_size was 32, is 16"):
         train_release(
             str(folder),
@@ -51,7 +51,7 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_bits(folder: Path, tmp
     for file in ("edge/mlp.fp32.onnx", "rerank/bst.fp32.onnx", "requests.msgpack"):
         assert resumed.manifest.files[file] == undisturbed.manifest.files[file], file
     assert resumed.manifest.report["models"] == undisturbed.manifest.report["models"]
-    assert not draft_of(out).exists()
+    assert not Draft(out).path.exists()
 
 
 def test_few_items_cannot_be_sparse(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from infra.clock import SystemClock
 from infra.errors import ReleaseRefused
-from reranker.checkpoint import Checkpoints, draft_of
+from reranker.checkpoint import Checkpoints, Draft
 
 IDENTITY = {"data": "a", "seed": 7, "recipe": {"batch_size": 128, "amp": "off"}}
 
@@ -32,20 +32,20 @@ def _checkpoints(draft: Path, identity: dict[str, Any] = IDENTITY, seed: int = 0
 
 
 def _written(draft: Path) -> None:
+    draft.mkdir(exist_ok=True)
     checkpoints = _checkpoints(draft)
     checkpoints.open(resume=False)
     checkpoints.save({"rankers": {"w": torch.arange(3.0)}})
-    checkpoints.close()
 
 
 def test_what_was_saved_comes_back_with_both_generators(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
     rng = np.random.default_rng(1)
     first = Checkpoints(tmp_path / "d", IDENTITY, rng, every_s=60.0, clock=SystemClock())
     assert not first.open(resume=True)
     assert first.load() is None
     first.save({"rankers": {"w": torch.arange(3.0)}, "best": None, "score": float("nan")})
     expected = torch.rand(4), rng.random(4)
-    first.close()
     torch.rand(10)
     rng = np.random.default_rng(99)
     second = Checkpoints(tmp_path / "d", IDENTITY, rng, every_s=60.0, clock=SystemClock())
@@ -56,8 +56,6 @@ def test_what_was_saved_comes_back_with_both_generators(tmp_path: Path) -> None:
     assert state["best"] is None
     assert torch.equal(torch.rand(4), expected[0])
     assert (rng.random(4) == expected[1]).all()
-    second.discard()
-    assert not (tmp_path / "d").exists()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,6 @@ def test_a_checkpoint_of_another_training_is_refused_with_the_difference(
         other.load()
     assert difference in str(refused.value)
     assert "without --resume" in str(refused.value)
-    other.close()
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other", "flipped"])
@@ -94,7 +91,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     damaged.open(resume=True)
     with pytest.raises(ReleaseRefused, match="cannot be read"):
         damaged.load()
-    damaged.close()
 
 
 def test_a_failed_write_leaves_the_last_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,17 +109,26 @@ def test_a_failed_write_leaves_the_last_whole_checkpoint(tmp_path: Path, monkeyp
     state = checkpoints.load()
     assert state is not None
     assert state["rankers"]["w"].tolist() == [0, 1, 2]
-    checkpoints.close()
 
 
 def test_two_processes_cannot_train_the_same_release(tmp_path: Path) -> None:
-    first, second = _checkpoints(tmp_path), _checkpoints(tmp_path)
-    first.open(resume=False)
-    with pytest.raises(ReleaseRefused, match="another process is training"):
-        second.open(resume=False)
-    first.close()
-    second.open(resume=False)
-    second.close()
+    with Draft(tmp_path / "r"):
+        with pytest.raises(ReleaseRefused, match="another process is training"):
+            Draft(tmp_path / "r").__enter__()
+    with Draft(tmp_path / "r"):
+        pass
+
+
+def test_a_draft_is_kept_for_its_checkpoint_alone(tmp_path: Path) -> None:
+    with Draft(tmp_path / "r") as draft:
+        (draft.path / "spill").mkdir()
+    assert not draft.path.exists()
+    with Draft(tmp_path / "r") as draft:
+        (draft.path / "checkpoint.pt").write_bytes(b"c")
+    with Draft(tmp_path / "r") as draft:
+        assert (draft.path / "checkpoint.pt").read_bytes() == b"c"
+        draft.discard()
+    assert not draft.path.exists()
 
 
 def test_without_resume_an_old_checkpoint_is_discarded_and_reported(tmp_path: Path) -> None:
@@ -132,7 +137,6 @@ def test_without_resume_an_old_checkpoint_is_discarded_and_reported(tmp_path: Pa
     assert fresh.open(resume=False)
     assert fresh.load() is None
     assert not (tmp_path / "checkpoint.pt").exists()
-    fresh.close()
 
 
 def test_it_is_time_for_the_next_one_after_so_many_seconds(tmp_path: Path) -> None:
@@ -145,8 +149,7 @@ def test_it_is_time_for_the_next_one_after_so_many_seconds(tmp_path: Path) -> No
     assert checkpoints.due()
     checkpoints.save({})
     assert not checkpoints.due()
-    checkpoints.close()
 
 
 def test_the_draft_lies_hidden_beside_the_release() -> None:
-    assert draft_of(Path("/data/releases/monday")) == Path("/data/releases/.monday.draft")
+    assert Draft(Path("/data/releases/monday")).path == Path("/data/releases/.monday.draft")

@@ -69,6 +69,7 @@ def _fit(
         negatives_per_kind=2,
         bucket_share=0.5,
     )
+    draft.mkdir(exist_ok=True)
     checkpoints = Checkpoints(draft, {"a": 1}, rng, every_s=0.0, clock=SystemClock())
     checkpoints.open(resume=resume)
     steps = 0
@@ -83,19 +84,16 @@ def _fit(
         """Falls with every step but the first: the first pass is the best."""
         return -abs(steps - steps_per_pass(samples, recipe.accumulate))
 
-    try:
-        log = fit(
-            rankers,
-            samples,
-            recipe,
-            passes=PASSES,
-            validate=validate,
-            on_step=on_step,
-            precision=precision,
-            checkpoints=checkpoints,
-        )
-    finally:
-        checkpoints.close()
+    log = fit(
+        rankers,
+        samples,
+        recipe,
+        passes=PASSES,
+        validate=validate,
+        on_step=on_step,
+        precision=precision,
+        checkpoints=checkpoints,
+    )
     return rankers.state_dict(), log, steps
 
 
