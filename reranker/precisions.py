@@ -1,7 +1,8 @@
 """Every precision of both rankers, made from their FP32 graphs and compared with them; what loses too much stays out.
 
-FP16 and INT8 over FP16 for GPUs, INT8 over FP32 for ONNX Runtime. Calibrated on the newest requests of the training
-period, judged on requests of the test period: what sets the scales never judges them.
+FP16 and INT8 over FP16 for GPUs, measured in FP16 arithmetic, which a CPU emulates; INT8 over FP32 for ONNX Runtime.
+Calibrated on the newest requests of the training period, judged on requests of the test period: what sets the scales
+never judges them.
 Refuses no training: a precision that cannot be made or loses too much is left out, and the report says why.
 Invariant: a file that is returned has passed its limits.
 """
@@ -23,6 +24,7 @@ from infra.engine.batch import Features
 from infra.engine.calibrate import Method, Scales, calibrate, read_scales
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.precision import activations, check_scales, tidied, to_int8
+from infra.engine.precision_emulated import emulated
 from infra.engine.precision_fp16 import to_fp16
 from infra.engine.quality import Limits, Scored, compare, refusals
 from infra.errors import Permanent, ReleaseRefused
@@ -42,6 +44,8 @@ LOG_LOSS_NEGATIVES = 4.0
 COMPARED_NEGATIVES = 99
 _US_PER_DAY = 86_400_000_000
 _MADE: tuple[Precision, ...] = ("fp16", "int8", "int8-cpu")
+# Measured as a GPU computes them.
+GPU_PRECISIONS: tuple[Precision, ...] = ("fp16", "int8")
 
 
 FP16_LIMITS = Limits(max_auc_loss_pct=0.05, max_log_loss_rise_pct=0.05, max_logit_rmse=0.02, min_overlap_at_20=0.99)
@@ -142,6 +146,8 @@ class _Made:
     role: Role
     fp32: Path
     files: dict[Precision, Path]
+    # What this machine runs to measure each of them.
+    measured: dict[Precision, Path]
     scales: Path | None
     unmade: dict[Precision, str]
 
@@ -151,12 +157,17 @@ class _Made:
     ) -> _Made:
         model = onnx.load(fp32)
         files: dict[Precision, Path] = {}
+        measured: dict[Precision, Path] = {}
         unmade: dict[Precision, str] = {}
         scales: Path | None = None
 
         def keep(precision: Precision, converted: onnx.ModelProto) -> None:
             files[precision] = fp32.with_suffix(f".{precision}.onnx")
             onnx.save(converted, files[precision])
+            measured[precision] = files[precision]
+            if precision in GPU_PRECISIONS:
+                measured[precision] = fp32.with_suffix(f".{precision}.emulated.onnx")
+                onnx.save(emulated(converted), measured[precision])
 
         try:
             keep("fp16", to_fp16(model))
@@ -173,7 +184,7 @@ class _Made:
             keep("int8", to_fp16(int8))
         except ReleaseRefused as refused:
             unmade |= {precision: str(refused) for precision in ("int8", "int8-cpu") if precision not in files}
-        return cls(role, fp32, files, scales, unmade)
+        return cls(role, fp32, files, measured, scales, unmade)
 
 
 def _methods(made: Mapping[Role, _Made]) -> dict[Role, str]:
@@ -208,7 +219,7 @@ def _score(
     engines = {
         (role, precision): OnnxEngine(file)
         for role in ROLES
-        for precision, file in {"fp32": made[role].fp32, **made[role].files}.items()
+        for precision, file in {"fp32": made[role].fp32, **made[role].measured}.items()
     }
     logits = {name: np.empty(candidates.shape, np.float32) for name in engines}
     failed: dict[tuple[Role, str], str] = {}

@@ -1,7 +1,7 @@
 """Events of a log as the model inputs that serving would have assembled for them, many at a time.
 
 Refuses nothing. Invariant: requests of one batch have histories of the same length, so nothing is padded; an empty
-history is one masked token, as in serving.
+history is one masked token of zeros, as in serving.
 """
 
 from __future__ import annotations
@@ -40,12 +40,6 @@ def replay(
             encoded = rankers.encode(batch)
             # Real tokens stand at the end.
             kept = slice(-max(length, 1), None)
-            yield (
-                rows,
-                Features(
-                    hist=encoded.history.laid_out()[:, kept].numpy(),
-                    target=encoded.target.numpy(),
-                    mask=batch.mask[:, kept].numpy(),
-                    user=encoded.user.numpy(),
-                ),
-            )
+            mask = batch.mask[:, kept]
+            hist = encoded.history.laid_out()[:, kept] * mask.unsqueeze(2)
+            yield rows, Features(hist.numpy(), encoded.target.numpy(), mask.numpy(), encoded.user.numpy())
