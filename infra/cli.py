@@ -1,4 +1,4 @@
-"""The command line: `trirank up|down|status|train|release|updates|snapshot`.
+"""The command line: `trirank up|down|status|train|release|updates|snapshot|bench`.
 
 Thin: each command reads settings, calls one function of the tier that does the work and prints. Errors are one
 sentence on stderr that says what to do, and exit status 2 (wrong input or settings) or 1 (it failed).
@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from infra.commands import release, snapshot, stack, train, updates
+from infra.commands import bench, release, snapshot, stack, train, updates
 from infra.errors import ConfigurationError, InvalidInput, ReleaseRefused, TrirankError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("train")(train.train)
 app.add_typer(release.app, name="release")
 app.add_typer(updates.app, name="updates")
 app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(bench.app, name="bench")
 app.command("supervise", hidden=True)(stack.supervise)
 
 

@@ -108,7 +108,7 @@ class GpuCapture:
         stamps = a.stamps[part]
         belongs = ((a.words[part] >> 62 & 3) != 0) & (stamps > self._low) & (stamps <= self._high)
         slots = belongs.nonzero()[:, 0] + self._next
-        pieces = slots.split(most_rows)
+        pieces = [slots[at : at + most_rows] for at in range(0, max(1, slots.numel()), most_rows)]
         starts = to_host([slots[::most_rows]])[0].tolist()
         self._listed.extend(zip(pieces, [*starts[1:], end], strict=True))
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from statistics import median
 
 import numpy as np
 import torch
 
 from param_server.contract import Op
+from param_server.measure.lines import Line
 from param_server.table.gpu import GpuTable
 from param_server.table.gpu_arrays import Dtype, buckets_for, carve
 from param_server.table.gpu_launch import Staged
@@ -18,17 +17,6 @@ from param_server.table.gpu_launch import Staged
 CHUNK = 1 << 20
 _HEAD_START_CYCLES = 40_000_000
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One measurement: median time of a call, and what it means as a rate."""
-
-    name: str
-    median_us: float
-    rate: float
-    unit: str
-    target: str = ""
 
 
 def device_us(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
@@ -44,10 +32,10 @@ def timed(calls: Sequence[Callable[[], object]]) -> list[float]:
     The device is kept busy at first, so that it never waits for the host to launch the next one.
     """
     torch.cuda.synchronize()
-    torch.cuda._sleep(_HEAD_START_CYCLES)
+    torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
     events = []
     for call in calls:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         call()
         end.record()
@@ -92,7 +80,7 @@ def filled_table(slots: int, load: float, dim: int, dtype: Dtype) -> tuple[GpuTa
     default = np.zeros(dim, np.float32)
     table = GpuTable(dim=dim, capacity_rows=slots, default_row=default, dtype=dtype, arrays=arrays)
     keys = random_keys(int(slots * load))
-    for part in keys.split(CHUNK):
+    for part in keys.split(CHUNK):  # type: ignore[no-untyped-call]
         table.writer.write(Staged(Op.ASSIGN, part, torch.ones_like(part), rows_for(part, dim)))
     return table, keys
 
@@ -105,10 +93,3 @@ def sample(keys: torch.Tensor, n: int, sets: int) -> list[torch.Tensor]:
 def card() -> str:
     """What this ran on."""
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
-
-
-def show(lines: Sequence[Line]) -> None:
-    """A table for people, then one line of JSON."""
-    for line in lines:
-        print(f"{line.name:<58} {line.median_us:>10.2f} us {line.rate:>9.2f} {line.unit:<9} {line.target}")
-    print(json.dumps({"card": card(), "lines": [asdict(line) for line in lines]}))

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from param_server.contract import Op
+from param_server.measure import gpu_timing as timing
+from param_server.measure.lines import Line
 from param_server.table import RowBatch
 from param_server.table.gpu import GpuTable
 from param_server.table.gpu_staging import Staging
-from tests.bench import gpu_timing as timing
-from tests.bench.gpu_timing import Line
 
 KEYS = 4096
 ARRIVALS_PER_S = 2000
