@@ -106,7 +106,8 @@ class User(msgspec.Struct, frozen=True):
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """One test request and the logits the trained models gave its candidates."""
+    """One test request and the logits the trained models gave its candidates; `taken` is the candidate that was taken,
+    empty in releases that did not record it."""
 
     user_id: str
     attributes: dict[str, str]
@@ -115,6 +116,7 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     candidates: list[str]
     edge_logits: list[float]
     rerank_logits: list[float]
+    taken: str = ""
 
 
 @dataclass(frozen=True, slots=True)

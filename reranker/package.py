@@ -165,6 +165,7 @@ def _request(timeline: Timeline, event: int, items: I64, max_history: int) -> Re
         candidates=[data.item_ids[i] for i in items.tolist()],
         edge_logits=[],
         rerank_logits=[],
+        taken=data.item_ids[data.item[event]],
     )
 
 

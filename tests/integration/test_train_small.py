@@ -87,6 +87,7 @@ def test_recorded_requests_get_the_same_logits_again(release: Release) -> None:
         np.testing.assert_allclose(edge, request.edge_logits, atol=1e-6)
         np.testing.assert_allclose(rerank, request.rerank_logits, atol=1e-6)
         assert len(set(request.candidates)) == len(request.candidates)
+        assert request.taken in request.candidates
         assert request.history_ts_us == sorted(request.history_ts_us)
     edge, rerank = score_request(release, requests[0])
     assert edge.tolist() == requests[0].edge_logits
