@@ -46,6 +46,13 @@ class RedisUnavailable(Retryable):
     """Redis cannot be reached or did not answer in time."""
 
 
+class RedisRefused(RedisUnavailable):
+    """Nobody is served by this Redis now: its machine says that nothing listens, or it says that it is still loading.
+
+    Unlike silence this is known for sure: whatever was not written before is not being written by anybody else.
+    """
+
+
 class InvalidInput(Permanent):
     """Input of a user that can never be right; names the field (or file, column and row)."""
 

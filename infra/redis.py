@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from infra.errors import RedisUnavailable
+from infra.errors import RedisRefused, RedisUnavailable
 
 TIMEOUT_S = 1.0
 
@@ -72,7 +72,18 @@ def redis_errors() -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, OSError, TimeoutError) as error:
-        raise RedisUnavailable(f"redis: {type(error).__name__}: {error}") from error
+        kind = RedisRefused if _is_refusal(error) else RedisUnavailable
+        raise kind(f"redis: {type(error).__name__}: {error}") from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the server's machine refused the connection, or the server said that it is loading."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (ConnectionRefusedError, redis.BusyLoadingError)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def ping(url: str) -> None:

@@ -57,7 +57,12 @@ class TwoReleases:
         """Create and start the plan; the reply to the start."""
         created = self.control("POST", "", self.plan(**changed))
         assert created.status == 201, created.body
-        return eventually(lambda: (a := self.control("POST", "/g:start", {"why": "go"})).status == 200 and a)
+
+        def start() -> Answer | None:
+            answer = self.control("POST", "/g:start", {"why": "go"})
+            return answer if answer.status == 200 else None
+
+        return eventually(start)  # type: ignore[return-value]
 
     def ask(self, users: Iterable[int], **body: Any) -> list[Answer]:
         """One recommend request per user."""

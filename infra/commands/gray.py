@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +43,8 @@ class _Api:
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Any:
         """The answer. Raises TrirankError with the problem's detail."""
         data = None if body is None else json.dumps(body).encode()
+        if method != "GET":
+            headers["idempotency-key"] = uuid.uuid4().hex
         request = urllib.request.Request(
             self._url + path, data=data, method=method, headers={**self._headers, **headers}
         )

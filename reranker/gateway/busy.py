@@ -138,6 +138,9 @@ def _ranking(parts: Parts, route: str, parsed: Callable[[bytes], RecommendReques
             assigned = _assigned(parts, query, scope)
             with parts.arms.flying(assigned):
                 reply = await _answered(parts, query, assigned)
+            if not parts.arms.stands(assigned):
+                assigned = parts.arms.withdrawn(assigned)
+                reply = await _answered(parts, query, assigned)
             content = _encode(reply)
         took_s = time.monotonic() - start_s
         parts.arms.tally.answered(assigned, outcome_of(query, reply, took_s))

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from reranker.gateway.openapi_releases import MODELS, describe_releases
 from reranker.gateway.schemas import (
     FeedbackReply,
     FeedbackRequest,
@@ -49,7 +50,7 @@ def describe(app: FastAPI) -> None:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    models = [ProblemBody, *(model for route in _ROUTES for model in (route[2], route[4]))]
+    models: list[type] = [ProblemBody, *(model for route in _ROUTES for model in (route[2], route[4])), *MODELS]
     schemas, components = msgspec.json.schema_components(dict.fromkeys(models), ref_template=_REF)
     ref = dict(zip(dict.fromkeys(models), schemas, strict=True))
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
@@ -66,4 +67,5 @@ def _document(app: FastAPI) -> dict[str, Any]:
                 },
             }
         }
+    describe_releases(document, ref)
     return document

@@ -1,8 +1,7 @@
 """The routes that show and change the gray release: behind the control token, with If-Match and Idempotency-Key.
 
-A change that names a version somebody else has moved on from is refused (412), one that was made before with the same
-Idempotency-Key gets the same reply again. Who asks is what the token holder says in X-Operator. Invariant: the reply to
-an abort comes after every live gateway has stopped to assign the candidate release, or names those that did not say so.
+Who asks is what the token holder says in X-Operator; what a change has to bring along is in `preconditions`. Invariant:
+the reply to an abort comes when no gateway serves the candidate release any more.
 """
 
 from __future__ import annotations
@@ -10,22 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from infra.errors import InvalidInput, RedisUnavailable, ReleaseRefused, TrirankError
 from reranker.gateway.auth import holds_token
 from reranker.gateway.parts import Parts
+from reranker.gateway.preconditions import Handle, once, version_in
 from reranker.gateway.problems import Problem, invalid
 from reranker.gateway.schemas import parse, text_id
 from reranker.gateway.served import check_name, prepare
 from reranker.gray.audit import Entry
-from reranker.gray.bodies import Change, ReleaseView, Weight
-from reranker.gray.control import NotReady, UnknownRelease, VersionConflict
+from reranker.gray.bodies import AssignmentView, Change, EventList, ReleaseList, ReleaseView, Weight
+from reranker.gray.control import Acknowledged, NotReady, UnknownRelease, VersionConflict
 from reranker.gray.plan import Plan
 from reranker.gray.split import assign
 from reranker.gray.state import Action, TransitionRefused, split_of
@@ -41,27 +41,29 @@ ACTIONS: dict[Action, str] = {
 }
 WATCH_EVERY_S = 1.0
 MAX_WHO = 80
+# Changes that are done when every gateway follows them.
+ACKNOWLEDGED: tuple[Action, ...] = ("start", "promote", "abort", "rollback")
 _encode = msgspec.json.Encoder().encode
-
-Handle = Callable[[Request], Awaitable[Response]]
 
 
 def add_release_routes(app: FastAPI, parts: Parts) -> None:
-    """Add all routes under /v1/releases."""
+    """Add all routes under /v1/releases; `openapi_releases` describes them."""
     operators = _Operators(parts)
     path = "/v1/releases/{name}"
-    route = app.add_api_route
-    guarded = operators.guarded
-    route("/v1/releases", guarded(operators.create), methods=["POST"], status_code=201, summary="Plan a gray release")
-    route("/v1/releases", guarded(operators.listed), methods=["GET"], summary="The gray release now")
-    for action, summary in ACTIONS.items():
-        handle = guarded(operators.changing(action))
-        route(f"{path}:{action}", handle, methods=["POST"], name=action, summary=summary)
-    route(f"{path}/analysis", guarded(operators.analysis), methods=["GET"], summary="The newest verdict of every gate")
-    route(f"{path}/events", guarded(operators.events), methods=["GET"], summary="Audit log; as a stream when asked so")
-    route(f"{path}/assignment", guarded(operators.assignment), methods=["GET"], summary="Which arm a user has, and why")
-    route(path, guarded(operators.weigh), methods=["PATCH"], summary="Set the weight by hand")
-    route(path, guarded(operators.shown), methods=["GET"], summary="One gray release")
+
+    def route(where: str, method: str, handle: Handle) -> None:
+        changes = method != "GET"
+        app.add_route(where, operators.guarded(handle, changes=changes), methods=[method], include_in_schema=False)
+
+    route("/v1/releases", "POST", operators.create)
+    route("/v1/releases", "GET", operators.listed)
+    for action in ACTIONS:
+        route(f"{path}:{action}", "POST", operators.changing(action))
+    route(f"{path}/analysis", "GET", operators.analysis)
+    route(f"{path}/events", "GET", operators.events)
+    route(f"{path}/assignment", "GET", operators.assignment)
+    route(path, "PATCH", operators.weigh)
+    route(path, "GET", operators.shown)
 
 
 class _Operators:
@@ -72,14 +74,14 @@ class _Operators:
         self._control = parts.control
         self._store = parts.control.store
 
-    def guarded(self, handle: Handle) -> Callable[[Request], Awaitable[Response]]:
-        """The handler behind the token, with what goes wrong as problem+json."""
+    def guarded(self, handle: Handle, *, changes: bool) -> Callable[[Request], Awaitable[Response]]:
+        """The handler for those who show the token, with every error as a problem; a change is made once."""
 
         async def guarded(request: Request) -> Response:
             try:
                 if not holds_token(request.headers.get("authorization", "").encode(), self._parts.control_token):
                     raise Problem("unauthorized", "Show the control token: Authorization: Bearer TOKEN")
-                return await self._once(request, handle)
+                return await (once(self._store, request, handle) if changes else handle(request))
             except Problem as problem:
                 return problem.response()
             except TrirankError as error:
@@ -94,7 +96,7 @@ class _Operators:
 
     async def listed(self, request: Request) -> Response:
         current = await self._store.current()
-        return _json({"releases": [] if current.release is None else [ReleaseView.of(current)]})
+        return _json(ReleaseList([] if current.release is None else [ReleaseView.of(current)]))
 
     async def shown(self, request: Request) -> Response:
         return self._view(await self._control.get(_name(request)))
@@ -106,19 +108,18 @@ class _Operators:
             body = await request.body()
             why = parse(body, Change).why if body else ""
             current = await self._control.act(
-                _name(request), action, who=_who(request), why=why, if_match=_if_match(request)
+                _name(request), action, who=_who(request), why=why, if_match=version_in(request)
             )
-            if action not in ("abort", "rollback", "promote", "start"):
+            if action not in ACKNOWLEDGED:
                 return self._view(current)
-            acknowledged = await self._control.acknowledged(current)
-            return self._view(current, more={"acknowledged": acknowledged})
+            return self._view(current, acknowledged=await self._control.acknowledged(current))
 
         return change
 
     async def weigh(self, request: Request) -> Response:
         asked = parse(await request.body(), Weight)
         current = await self._control.act(
-            _name(request), "weight", who=_who(request), why=asked.why, if_match=_if_match(request),
+            _name(request), "weight", who=_who(request), why=asked.why, if_match=version_in(request),
             weight_ppm=asked.weight_ppm,
         )  # fmt: skip
         return self._view(current)
@@ -135,14 +136,28 @@ class _Operators:
             raise UnknownRelease("there is no gray release")
         split = split_of(current.release, current.version)
         found = assign(split, text_id(user_id, "user_id"), user_id)
-        return _json({"user_id": user_id, **found._asdict(), "weight_ppm": split.weight_ppm, "version": split.version})
+        return _json(
+            AssignmentView(
+                user_id=user_id,
+                release=found.release,
+                arm=found.arm,
+                bucket_ppm=found.bucket_ppm,
+                reason=found.reason,
+                compared=found.compared,
+                weight_ppm=split.weight_ppm,
+                version=split.version,
+            )
+        )
 
     async def events(self, request: Request) -> Response:
         name = _name(request)
         entries = await self._of(name)
         if "text/event-stream" not in request.headers.get("accept", ""):
-            return _json({"events": entries})
-        return StreamingResponse(self._stream(name), media_type="text/event-stream")
+            return _json(EventList(entries))
+        last = request.headers.get("last-event-id", "")
+        after = int(last) if last.isdecimal() else 0
+        headers = {"cache-control": "no-store"}
+        return StreamingResponse(self._stream(name, after), headers=headers, media_type="text/event-stream")
 
     async def _of(self, name: str) -> list[Entry]:
         entries = [entry for entry in await self._store.audit() if entry.release == name]
@@ -150,37 +165,27 @@ class _Operators:
             raise UnknownRelease(f"there is no gray release {name!r}")
         return entries
 
-    async def _stream(self, name: str) -> AsyncIterator[bytes]:
-        """Every change so far and to come, and each new verdict."""
-        told, last = 0, b""
+    async def _stream(self, name: str, after: int) -> AsyncIterator[bytes]:
+        """Every change after number `after` and to come, and each new verdict."""
+        last = b""
         while True:
             try:
                 entries = await self._of(name)
-                analysis = _encode(await self._control.analysis(name)) if entries else b""
+                analysis = _encode(await self._control.analysis(name))
             except (RedisUnavailable, UnknownRelease):
                 entries, analysis = [], last
-            for entry in entries[told:]:
-                yield b"id: %d\nevent: change\ndata: %s\n\n" % (entry.seq, _encode(entry))
-            told = max(told, len(entries))
+            for entry in entries:
+                if entry.seq > after:
+                    yield b"id: %d\nevent: change\ndata: %s\n\n" % (entry.seq, _encode(entry))
+                    after = entry.seq
             if analysis not in (last, b"null"):
                 yield b"event: analysis\ndata: %s\n\n" % analysis
                 last = analysis
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def _once(self, request: Request, handle: Handle) -> Response:
-        key = request.headers.get("idempotency-key", "")
-        if not key or request.method == "GET":
-            return await handle(request)
-        key = f"{request.method} {request.url.path} {key}"
-        if (before := await self._store.replied(key)) is not None:
-            return Response(before, media_type="application/json", headers={"idempotent-replay": "true"})
-        response = await handle(request)
-        await self._store.reply(key, bytes(response.body))
-        return response
-
-    def _view(self, current: Current, status: int = 200, more: dict[str, Any] | None = None) -> Response:
-        view = ReleaseView.of(current)
-        return _json({**msgspec.to_builtins(view), **(more or {})}, status, {"etag": f'"{view.version}"'})
+    def _view(self, current: Current, status: int = 200, acknowledged: Acknowledged | UnsetType = UNSET) -> Response:
+        view = ReleaseView.of(current, acknowledged)
+        return _json(view, status, {"etag": f'"{view.version}"'})
 
 
 async def _verify(plan: Plan) -> None:
@@ -204,7 +209,7 @@ def _problem(error: Exception) -> Problem:
         return invalid(error.field, error.detail)
     if isinstance(error, ReleaseRefused):
         return invalid("path", str(error))
-    return Problem(_PROBLEMS.get(type(error), "internal"), str(error))
+    return Problem(next((slug for kind, slug in _PROBLEMS.items() if isinstance(error, kind)), "internal"), str(error))
 
 
 def _name(request: Request) -> str:
@@ -213,16 +218,6 @@ def _name(request: Request) -> str:
 
 def _who(request: Request) -> str:
     return request.headers.get("x-operator", "operator")[:MAX_WHO]
-
-
-def _if_match(request: Request) -> int | None:
-    given = request.headers.get("if-match")
-    if given is None or given == "*":
-        return None
-    version = given.strip().strip('"')
-    if not version.isdecimal():
-        raise Problem("version-conflict", f"If-Match is the version in quotes, not {given[:80]}")
-    return int(version)
 
 
 def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

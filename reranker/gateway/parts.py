@@ -23,6 +23,7 @@ from infra.directory import Announcer, DirectoryReader, Entry
 from infra.errors import DeadlineExceeded, TrirankError
 from infra.kafka import LogProducer, probe
 from infra.release import Release
+from infra.tasks import ended
 from infra.wire.client import WireClient
 from infra.wire.connection import Peer
 from reranker.gateway.admission import Admission
@@ -142,9 +143,7 @@ async def _followed(
     try:
         yield lambda: newest
     finally:
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
+        await ended(watching)
         await reader.close()
 
 
@@ -171,9 +170,9 @@ async def _gray(
     try:
         yield Control(store, arms.base, config.shards, entries, clock)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*tasks)
+        with suppress(TrirankError):
+            await store.leave(name)
         await store.close()
 
 

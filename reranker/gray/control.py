@@ -1,28 +1,35 @@
 """What an operator can do to the gray release: create, start, weigh, pause, resume, promote, abort, roll back.
 
 Refuses a second gray release while one is open, a start before every live gateway and every tier has the candidate
-release, and a change that was decided on an older version. Invariant: `abort` and `rollback` return when every live
-gateway serves by the new split, or say which one does not.
+release, and a change that was decided on an older version. Invariant: when `acknowledged` returns, every gateway
+serves by the new split, or its lease to serve the candidate release has run out; it says which ones those are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from infra.clock import Clock
 from infra.directory import Entry
-from infra.errors import Permanent
+from infra.errors import Permanent, RedisUnavailable
+from reranker.gray.arms import LEASE_S
 from reranker.gray.controller import Analysis
 from reranker.gray.plan import Plan, check_plan
 from reranker.gray.state import Action, GrayRelease, TransitionRefused, Verdict, change
-from reranker.gray.store import Current, GrayStore
+from reranker.gray.store import Ack, Current, GrayStore
 
 OPEN = ("draft", "running", "paused")
-ACKNOWLEDGED_WITHIN_S = 5.0
+# By then a gateway that has not heard of a change serves stable only, by itself; the rest is for two clocks that do not
+# run at quite the same speed.
+FENCED_AFTER_S = LEASE_S + 0.5
+# A Redis that goes away after a change was made has this long to come back; then nobody knows who has followed.
+REDIS_BACK_S = 5.0
+# A gateway whose newest acknowledgement is older than this is past its lease anyway.
+RECENT_S = 10.0
 _LOOK_EVERY_S = 0.005
 # An analysis older than this says nothing about now.
 FRESH_S = 5.0
@@ -42,7 +49,9 @@ class NotReady(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Which live gateways serve by the new split, after how long, and what they still answered by an older one."""
+    """How many gateways serve by the new split, after how long, and how many requests they had begun by an older one
+    (those are answered by stable). `missing` did not say so in time: they do not serve the candidate release any more,
+    because nobody has confirmed their split for as long as they may serve it."""
 
     generation: int
     acked: int
@@ -131,18 +140,36 @@ class Control:
         return lacking
 
     async def acknowledged(self, current: Current) -> Acknowledged:
-        """Wait until every live gateway serves by this split or by one that came after it, at most 5 s."""
-        began_s = self._clock.monotonic_s()
+        """Wait until every gateway serves by this split or by one that came after it, or is fenced out by its lease.
+
+        Raises RedisUnavailable when Redis goes away meanwhile: the change is made, but it is not known who follows it.
+        """
+        began_s = since_s = self._clock.monotonic_s()
         while True:
-            acks, newest = await self.store.acks(), await self.store.current()
-            live = [entry.name for entry in self._entries() if entry.role == "gateway"]
+            try:
+                acks, newest = await self.store.acks(), await self.store.current()
+            except RedisUnavailable:
+                # Who was refused meanwhile has kept his split for a lease that begins now.
+                since_s = self._clock.monotonic_s()
+                if since_s - began_s > REDIS_BACK_S:
+                    raise
+                await asyncio.sleep(_LOOK_EVERY_S)
+                continue
+            live = self._gateways(acks)
             behind = tuple(name for name in live if name not in acks or acks[name].head != newest.head)
-            took_s = self._clock.monotonic_s() - began_s
-            if not behind or took_s > ACKNOWLEDGED_WITHIN_S:
+            now_s = self._clock.monotonic_s()
+            if not behind or now_s - since_s > FENCED_AFTER_S:
                 inflight = sum(acks[name].in_flight for name in live if name in acks)
-                acked = len(live) - len(behind)
-                return Acknowledged(current.version, acked, len(live), behind, round(took_s * 1e3, 1), inflight)
+                acked, took_ms = len(live) - len(behind), round((now_s - began_s) * 1e3, 1)
+                return Acknowledged(current.version, acked, len(live), behind, took_ms, inflight)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _gateways(self, acks: Mapping[str, Ack]) -> list[str]:
+        """Gateways that may serve now: those of the directory, and those that were heard of a moment ago (one that is
+        stopped leaves the directory before it is known to be harmless)."""
+        since_us = self._clock.now_us() - RECENT_S * 1e6
+        listed = {entry.name for entry in self._entries() if entry.role == "gateway"}
+        return sorted(listed | {name for name, ack in acks.items() if ack.at_us > since_us})
 
     async def analysis(self, name: str) -> Analysis | None:
         """The newest decision about the release; None before the first."""

@@ -1,7 +1,9 @@
 """One gateway follows the gray release: takes every new split, says so, and tells what it has counted.
 
 A change is pushed and, should that be lost, read within a second. It is acknowledged once no request assigned by an
-older split is on its way any more. While Redis is away the split stands still. An older split than the one in force is
+older split is on its way any more. Every read that finds the split in force renews the gateway's lease to serve the
+candidate release. A Redis that refuses connections is known to change nothing, so the split stands still; one that is
+silent may have told others of an abort, so the lease runs out (`arms`). An older split than the one in force is
 not followed: a Redis that lost its last second must not bring back what was aborted. Invariant: a split is followed
 only when this gateway has loaded every release it names.
 """
@@ -13,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 
 from infra.clock import Clock
-from infra.errors import TrirankError
+from infra.errors import RedisRefused, TrirankError
 from reranker.gray.arms import Arms
 from reranker.gray.audit import GENESIS
 from reranker.gray.store import Ack, Current, GrayStore
@@ -58,7 +60,14 @@ class Follower:
 
     async def look(self) -> None:
         """Read, follow, acknowledge, tell. Raises RedisUnavailable."""
-        current = await self._store.current()
+        began_s = self._clock.monotonic_s()
+        try:
+            current = await self._store.current()
+        except RedisRefused:
+            self._arms.hold(began_s)
+            raise
+        if current.head == self._head:
+            self._arms.renew(began_s)
         releases = tuple(sorted(await self._load(current)))
         split = current.split
         if split is not None and current.head != self._head:
@@ -71,6 +80,7 @@ class Follower:
                 )
             else:
                 self._head = current.head
+                self._arms.renew(began_s)
                 await self._drained(split.version)
         version = self._arms.split.version
         in_flight = self._arms.flying_before(version)

@@ -29,6 +29,7 @@ from reranker.gray.tally import SEEN, Sample, Seen
 LEASE_S = 2.0
 KEEP_S = 30 * 86_400  # counts of old epochs
 ANSWERS_S = 86_400  # replies kept for the same Idempotency-Key
+BEGUN_S = 60  # a change that was begun and never ended, because its gateway died
 
 _COMMIT = """
 if (redis.call('HGET', KEYS[1], 'version') or '0') ~= ARGV[1] then return 'version' end
@@ -60,6 +61,15 @@ class Ack(msgspec.Struct, frozen=True):
     at_us: int
     in_flight: int
     releases: tuple[str, ...]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What was asked under an Idempotency-Key, and the reply (JSON); `status` 0: it is not there yet."""
+
+    fingerprint: str
+    status: int = 0
+    etag: str = ""
+    body: str = ""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -144,16 +154,25 @@ class GrayStore:
                 msgspec.json.decode(raw, type=Entry) for raw in await self._client.lrange(f"{self._key}:audit", 0, -1)
             ]
 
-    async def replied(self, key: str) -> bytes | None:
-        """The reply to an earlier change with this Idempotency-Key."""
+    async def begin(self, key: str, fingerprint: str) -> Kept | None:
+        """Begin a change with this Idempotency-Key, or find what was begun before with the same key."""
+        mine = msgspec.json.encode(Kept(fingerprint))
         with redis_errors():
-            raw: bytes | None = await self._client.get(f"{self._key}:reply:{key}")
-        return raw
+            if await self._client.set(f"{self._key}:reply:{key}", mine, nx=True, ex=BEGUN_S):
+                return None
+            raw = await self._client.get(f"{self._key}:reply:{key}")
+        # One that was given up this very moment is as good as being made: the caller asks again.
+        return Kept(fingerprint) if raw is None else msgspec.json.decode(raw, type=Kept)
 
-    async def reply(self, key: str, body: bytes) -> None:
+    async def keep(self, key: str, reply: Kept) -> None:
         """Keep the reply to a change for a day."""
         with redis_errors():
-            await self._client.set(f"{self._key}:reply:{key}", body, ex=ANSWERS_S)
+            await self._client.set(f"{self._key}:reply:{key}", msgspec.json.encode(reply), ex=ANSWERS_S)
+
+    async def give_up(self, key: str) -> None:
+        """Nothing was changed: the key may be used again."""
+        with redis_errors():
+            await self._client.delete(f"{self._key}:reply:{key}")
 
     async def lead(self, token: str) -> bool:
         """Take or keep the lease; whether it is ours for the next LEASE_S."""
@@ -164,6 +183,11 @@ class GrayStore:
         """Say which version this gateway serves by."""
         with redis_errors():
             await self._client.hset(f"{self._key}:acks", gateway, msgspec.json.encode(ack))
+
+    async def leave(self, gateway: str) -> None:
+        """This gateway serves no longer: nobody has to wait for it."""
+        with redis_errors():
+            await self._client.hdel(f"{self._key}:acks", gateway)
 
     async def acks(self) -> dict[str, Ack]:
         """The newest acknowledgement of every gateway there ever was."""

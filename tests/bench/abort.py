@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,7 +79,8 @@ def _measure(stack: RunningStack, stable: str, good: Path, rounds: int) -> int:
     def ask(method: str, path: str, body: object = None) -> tuple[int, Any]:
         at = urlsplit(stack.url)
         connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
-        connection.request(method, f"/v1/releases{path}", None if body is None else json.dumps(body), headers)
+        given = {**headers, "if-match": "*", "idempotency-key": uuid.uuid4().hex}
+        connection.request(method, f"/v1/releases{path}", None if body is None else json.dumps(body), given)
         reply = connection.getresponse()
         answer = reply.status, json.loads(reply.read())
         connection.close()

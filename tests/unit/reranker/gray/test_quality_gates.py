@@ -17,7 +17,7 @@ COVERAGE = Gate(metric="coverage", kind="minimum", limit=0.95)
 STALE = Gate(metric="embedding_staleness", limit=60)
 ALL = [OVERLAP, ORDER, DRIFT, CATALOGUE, COVERAGE, STALE]
 
-SCORES = {at: 2000 for at in range(-10, 10)}
+SCORES = dict.fromkeys(range(-10, 10), 2000)
 GOOD = Figures(
     requests=2000, candidates=1_000_000, missing_rows=100, items=9_000, scores=SCORES, ages={bucket_of_age(5.0): 2000}
 )

@@ -1,0 +1,152 @@
+"""Nobody sees the candidate release after an abort has returned: not through a gateway that was stopped meanwhile, not
+from an answer that was begun before. While Redis refuses everybody the split stands still."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.redis import connect
+from reranker.gray.arms import LEASE_S
+from tests.gateway_process import gateway_process
+from tests.gateway_stack import STACK
+from tests.support import eventually, free_port
+from tests.two_releases import TwoReleases, versions
+
+HALF = [{"weight_ppm": 500_000, "hold_s": 600}]
+CLIENTS = 4
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[TwoReleases]:
+    running = TwoReleases(tmp_path)
+    try:
+        yield running.start()
+    finally:
+        running.stack.stop()
+
+
+def ask(port: int, user: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/v1/recommend", json.dumps({"user_id": user, "deadline_ms": 60_000}))
+        reply = connection.getresponse()
+        assert reply.status == 200
+        return json.loads(reply.read())
+    finally:
+        connection.close()
+
+
+class Asking:
+    """Clients of one gateway that ask all the time; each keeps its replies in order."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stopping = threading.Event()
+        self.replies: list[Any] = []
+
+    @contextmanager
+    def flowing(self) -> Iterator[Asking]:
+        threads = [threading.Thread(target=self._client, args=(n,)) for n in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stopping.set()
+            for thread in threads:
+                thread.join()
+
+    def _client(self, at: int) -> None:
+        while not self._stopping.is_set():
+            self.replies.append(ask(self._port, f"w{at}"))
+            at += CLIENTS
+
+    def arms(self, since: int) -> set[str]:
+        return {body["release"]["arm"] for body in self.replies[since:]}
+
+
+def test_a_gateway_that_was_stopped_during_the_abort_serves_nothing_of_it_when_it_goes_on(two: TwoReleases) -> None:
+    port = free_port()
+    with gateway_process(replace(two.stack.config(), port=port)) as process:
+        eventually(lambda: len(gateways(two)) == 2)
+        two.started(steps=HALF)
+        with Asking(port).flowing() as asking:
+            eventually(lambda: asking.arms(0) == {"stable", "candidate"})
+            # Its clients wait for answers of the candidate release that are made while it is stopped.
+            two.tiers["edge"].hold.clear()
+            waiting = len(two.tiers["edge"].requests)
+            eventually(lambda: len(two.tiers["edge"].requests) > waiting)
+            os.kill(process.pid, signal.SIGSTOP)
+            two.tiers["edge"].hold.set()
+            aborted = two.control("POST", "/g:abort", {"why": "enough"})
+            assert aborted.status == 200
+            assert (aborted.body["acknowledged"]["acked"], aborted.body["acknowledged"]["gateways"]) == (1, 2)
+            [missing] = aborted.body["acknowledged"]["missing"]
+            assert str(process.pid) in missing
+
+            before = len(asking.replies)
+            os.kill(process.pid, signal.SIGCONT)
+            eventually(lambda: len(asking.replies) > before + 20 * CLIENTS)
+            assert asking.arms(before) == {"stable"}
+        assert {body["release"]["reason"] for body in asking.replies[-10:]} == {"aborted"}
+
+
+def gateways(two: TwoReleases) -> list[str]:
+    with connect(two.stack.redis.url) as redis:
+        return [name.decode() for name in redis.hkeys(f"{STACK}:gray:acks")]
+
+
+def test_an_answer_begun_before_the_abort_is_made_by_stable_instead(two: TwoReleases) -> None:
+    two.started(steps=HALF)
+    user = next(i for i in range(100) if versions(two.ask([i])[0])[1] == "candidate")
+    edge = two.tiers["edge"]
+    asked, found = len(edge.requests), list[Any]()
+    edge.hold.clear()
+    waiting = threading.Thread(target=lambda: found.append(ask(two.stack.port, f"v{user}")))
+    waiting.start()
+    try:
+        eventually(lambda: len(edge.requests) > asked)
+        aborted = two.control("POST", "/g:abort")
+        assert (aborted.body["acknowledged"]["acked"], aborted.body["acknowledged"]["inflight"]) == (1, 1)
+    finally:
+        edge.hold.set()
+        waiting.join()
+    release = found[0]["release"]
+    assert (release["id"], release["arm"], release["reason"]) == ("tiny", "stable", "aborted")
+    assert not found[0]["degraded"]["value"]
+
+
+def test_while_redis_refuses_the_split_stands_still_for_longer_than_the_lease_and_goes_on_afterwards(
+    two: TwoReleases,
+) -> None:
+    two.started(steps=HALF)
+    before = {i: two.ask([i])[0].body["release"]["arm"] for i in range(20)}
+    with connect(two.stack.redis.url) as redis:
+        state = redis.get(f"{STACK}:gray:lease"), redis.hget(f"{STACK}:gray", "version")
+    assert set(before.values()) == {"stable", "candidate"}
+    away = threading.Event()
+    two.stack.redis.stop()
+    for _ in range(6):
+        away.wait(LEASE_S / 4)
+        answers = {i: two.ask([i])[0] for i in range(20)}
+        assert all(answer.status == 200 for answer in answers.values())
+        assert {i: answer.body["release"]["arm"] for i, answer in answers.items()} == before
+    assert two.control("POST", "/g:abort").status == 503
+
+    two.stack.redis.start()
+    two.stack.redis.wait_ready()
+    with connect(two.stack.redis.url) as redis:
+        assert redis.hget(f"{STACK}:gray", "version") == state[1]
+    assert eventually(lambda: two.control("POST", "/g:abort").body.get("state")) == "aborted"
+    assert {versions(answer)[0] for answer in two.ask(range(20))} == {"tiny"}
