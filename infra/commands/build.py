@@ -7,12 +7,15 @@ failure does not keep the others from being built; the exit status tells.
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from infra.engine.offers import engine_folder
 from infra.engine.tensorrt.targets import TARGET_SMS
@@ -33,22 +36,42 @@ def build(
     targets: Annotated[str, typer.Option(help="Machines to build for, separated by commas.")],
     builder: Annotated[str | None, typer.Option(help="What builds (default: what the target usually takes).")] = None,
     engines: Annotated[Path | None, typer.Option(help="Engine folder (default: RELEASE.engines).")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was built, and why what was not, as JSON.")
+    ] = False,
 ) -> None:
     """Build the engines of a release for the machines that will serve it; exit status 2 when one cannot be built."""
     release = read_release(directory)
     folder = engines or engine_folder(directory.resolve())
-    failed = 0
-    for target, make in [(target, _build_of(target)) for target in _names(targets)]:
-        try:
-            files = make(release, target, folder, builder)
-        except TrirankError as error:
-            print(f"{target}: {error}", file=sys.stderr)
-            failed += 1
-            continue
-        for file in files:
-            print(f"{target}: {file} ({file.stat().st_size:,} bytes)")
+    built: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    jobs = [(target, _build_of(target)) for target in _names(targets)]
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    ) as progress:  # fmt: skip
+        task = progress.add_task("building", total=len(jobs))
+        for target, make in jobs:
+            progress.update(task, description=f"building for {target}")
+            try:
+                files = make(release, target, folder, builder)
+                built += [{"target": target, "file": str(file), "bytes": file.stat().st_size} for file in files]
+            except TrirankError as error:
+                failed[target] = str(error)
+            progress.advance(task)
+    _report(built, failed, as_json)
     if failed:
         raise typer.Exit(2)
+
+
+def _report(built: list[dict[str, Any]], failed: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"built": built, "failed": failed}, indent=2))
+        return
+    for one in built:
+        print(f"{one['target']}: {one['file']} ({one['bytes']:,} bytes)")
+    for target, reason in failed.items():
+        print(f"{target}: {reason}", file=sys.stderr)
 
 
 def _names(targets: str) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +24,9 @@ from infra.engine.buckets import Bucket, Grid, Layout, fill
 from infra.engine.run import EngineUnavailable
 from infra.engine.torch_graph import read_module, widths_of
 from infra.errors import Permanent
-from infra.release import Release, Role
+
+if TYPE_CHECKING:
+    from infra.release import Release, Role
 
 F32 = NDArray[np.float32]
 
@@ -125,6 +128,10 @@ class TorchLane:
         except RuntimeError as error:
             raise Permanent(f"{KIND}: {error}") from error
         return self._received.numpy()[: bucket.batch * bucket.candidates].reshape(bucket.batch, bucket.candidates)
+
+    def work(self, bucket: Bucket) -> Callable[[], None]:
+        """What `score` runs for a bucket: copy in, compute, copy out. For benchmarks."""
+        return self._work[bucket]
 
     def memory_bytes(self) -> int:
         """Of buffers and graphs."""

@@ -15,7 +15,7 @@ from typing import Any
 from infra.engine.run import EngineUnavailable
 from infra.engine.store import write_whole
 from infra.engine.tensorrt.api import BuilderConfig, Network, Profile, TensorRT
-from infra.engine.tensorrt.messages import last_error, listener
+from infra.engine.tensorrt.messages import last_error, listener, nothing_printed
 from infra.errors import ReleaseRefused
 
 # Axes of each input, as names of `Shapes`; the last axis of `hist`, `target` and `user` is fixed by the model.
@@ -84,7 +84,8 @@ def build_engine(
                 raise ReleaseRefused(f"{name}: the builder does not take SM{sm}: {last_error(told)}")
     if timing_cache is not None:
         _use_timing_cache(config, timing_cache)
-    engine = builder.build_serialized_network(network, config)
+    with nothing_printed():
+        engine = builder.build_serialized_network(network, config)
     if engine is None:
         raise ReleaseRefused(f"{name}: the builder refuses it: {last_error(told)}")
     if timing_cache is not None and (measured := config.get_timing_cache()) is not None:

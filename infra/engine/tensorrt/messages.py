@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from infra.engine.tensorrt.api import TensorRT
@@ -34,3 +39,21 @@ def listener(trt: TensorRT) -> Any:
 def last_error(listener: Any) -> str:
     """The newest error in one line, or that there was none."""
     return " ".join(listener.errors[-1].split()) if listener.errors else "no reason was given"
+
+
+@contextmanager
+def nothing_printed() -> Iterator[None]:
+    """The compiler inside the builder writes some warnings to standard output, past every logger; a command's output
+    has to stay its own. They go to the log at DEBUG. For builds alone: it concerns the whole process."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            printed.seek(0)
+            for line in printed.read().decode(errors="replace").splitlines():
+                logger.debug(line)

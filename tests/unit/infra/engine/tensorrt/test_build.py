@@ -48,6 +48,12 @@ def test_one_engine_is_built_for_several_sms(rtx: TensorRT) -> None:
     assert build(rtx, "edge", "int8", (75, 80, 86, 89, 120))
 
 
+def test_nothing_is_printed_while_an_engine_is_built(rtx: TensorRT, capfd: pytest.CaptureFixture[str]) -> None:
+    build(rtx, "edge", "fp16", (86,))
+    print("the command's own line")
+    assert capfd.readouterr().out == "the command's own line\n"
+
+
 def test_an_sm_that_the_builder_does_not_know_is_refused(rtx: TensorRT) -> None:
     with pytest.raises(ReleaseRefused, match="SM90"):
         build(rtx, "edge", "fp16", (90,))

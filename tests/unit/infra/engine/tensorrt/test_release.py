@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -26,11 +27,11 @@ def test_the_command_builds_both_rankers_beside_the_release_and_leaves_it_as_it_
     pytest.importorskip("tensorrt_rtx")
     before = sorted(p.name for p in release.path.rglob("*"))
     done = CliRunner().invoke(
-        app, ["build", str(release.path), "--targets", "t4,rtx", "--builder", "tensorrt-rtx"], catch_exceptions=False
+        app, ["build", str(release.path), "--targets", "t4", "--builder", "tensorrt-rtx"], catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
     store = EngineStore(release.path.with_name("small.engines"))
-    made = {f"{role}-{p}-{t}.rtx" for role in ("edge", "rerank") for p in ("fp16", "int8") for t in ("t4", "rtx")}
+    made = {f"{role}-{p}-t4.rtx" for role in ("edge", "rerank") for p in ("fp16", "int8")}
     assert {e.file for e in store.entries()} == made
     assert sorted(p.name for p in read_release(release.path).path.rglob("*")) == before
     onnx = release.model("rerank", "int8")
@@ -64,6 +65,20 @@ def test_the_wrong_builder_for_a_target_is_an_error_before_anything_is_built(rel
     with pytest.raises(InvalidInput, match="builds no engine for a GPU"):
         build_target(release, "t4", tmp_path, "aotinductor")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_target_that_cannot_be_built_does_not_keep_the_others_and_the_exit_status_tells(
+    release: Release, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    asked = ["--targets", "h200,l4", "--builder", "tensorrt-rtx", "--engines", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, ["build", str(release.path), *asked], catch_exceptions=False)
+    assert done.exit_code == 2
+    told = json.loads(done.stdout)
+    assert "does not build for h200" in told["failed"]["h200"]
+    assert {one["target"] for one in told["built"]} == {"l4"}
+    assert sorted(Path(one["file"]).name for one in told["built"]) == sorted(p.name for p in tmp_path.glob("*.rtx"))
+    assert all(Path(one["file"]).stat().st_size == one["bytes"] for one in told["built"])
 
 
 def test_an_unknown_target_is_an_error_that_lists_them(release: Release) -> None:
