@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,13 @@ import typer
 from infra.commands.precision_rules import precision_rules
 from infra.settings import load_settings
 
-_MODELS, _FIT, _SPEED, _INTERRUPTED = "Models", "How it is fitted", "Speed and memory", "Interrupted trainings"
+_MODELS, _FIT, _SPEED, _INTERRUPTED, _ROWS = (
+    "Models",
+    "How it is fitted",
+    "Speed and memory",
+    "Interrupted trainings",
+    "Rows in a parameter server",
+)
 
 
 def train(
@@ -97,6 +104,30 @@ def train(
         ),
     ] = 2_000_000,
     device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_SPEED)] = "cpu",
+    rows_from_stack: Annotated[
+        bool,
+        typer.Option(
+            "--rows-from-stack",
+            help="Keep the rows in the parameter server of the stack running in --home while they are trained: looked "
+            "up for each step, changed through the stream. That stack must serve a release made with --empty-tables.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = False,
+    staleness: Annotated[
+        int,
+        typer.Option(
+            help="With --rows-from-stack: steps whose changes a step's rows may lack; 0 waits for each step.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = 2,
+    empty_tables: Annotated[
+        bool,
+        typer.Option(
+            "--empty-tables",
+            help="Train nothing: write a release with empty tables for this data, to start such a stack with.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = False,
     resume: Annotated[
         bool,
         typer.Option(
@@ -127,31 +158,44 @@ def train(
     from reranker.train import train_release
 
     settings = load_settings(home=home)
-    release = train_release(
-        data,
-        out,
-        cache=settings.home / "cache",
-        seed=seed,
-        name=name,
-        epochs=epochs,
-        recipe=Recipe(
-            batch_size=batch_size,
-            pooling=pooling,  # type: ignore[arg-type]  # `Recipe.checked` refuses what is unknown
-            sparse=sparse,
-            amp=amp,
-            accumulate=accumulate,
-            patience=patience,
-            workers=workers,
-            prefetch=prefetch,
-            device=device,
-            buffer_events=buffer_events,
-            edge=edge_architecture(edge),
-            rerank=rerank_architecture(reranker, blocks, readout),
-        ),
-        resume=resume,
-        stream=stream,
-        checkpoint_every_s=checkpoint_s,
-        rules=precision_rules(settings, scales or ()),
-    )
+    if empty_tables:
+        from reranker.remote.empty import empty_release
+
+        empty_release(data, out, cache=settings.home / "cache", seed=seed, name=name)
+        print(f"release with empty tables in {out}; start a stack with it, then train with --rows-from-stack")
+        return
+    with ExitStack() as stack:
+        rows = None
+        if rows_from_stack:
+            from infra.commands.train_rows import rows_of_stack
+
+            rows = stack.enter_context(rows_of_stack(settings, staleness))
+        release = train_release(
+            data,
+            out,
+            cache=settings.home / "cache",
+            seed=seed,
+            name=name,
+            epochs=epochs,
+            recipe=Recipe(
+                batch_size=batch_size,
+                pooling=pooling,  # type: ignore[arg-type]  # `Recipe.checked` refuses what is unknown
+                sparse=sparse,
+                amp=amp,
+                accumulate=accumulate,
+                patience=patience,
+                workers=workers,
+                prefetch=prefetch,
+                device=device,
+                buffer_events=buffer_events,
+                edge=edge_architecture(edge),
+                rerank=rerank_architecture(reranker, blocks, readout),
+            ),
+            resume=resume,
+            stream=stream,
+            checkpoint_every_s=checkpoint_s,
+            rules=precision_rules(settings, scales or ()),
+            rows=rows,
+        )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(release.manifest.report), indent=2).decode())
