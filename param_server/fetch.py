@@ -1,4 +1,4 @@
-"""The answer to one `fetch`: rows of several tables and, if asked for, a recall over one of them.
+"""The answers to `fetch`: rows of several tables and, if asked for, a recall over one of them.
 
 Pure over a generation. Arguments and tensors are those of `client.py`; what does not fit is refused with Permanent.
 """
@@ -6,40 +6,107 @@ Pure over a generation. Arguments and tensors are those of `client.py`; what doe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from infra.errors import Permanent
+from infra.errors import Permanent, TrirankError
 from infra.wire.messages import Request
 from param_server import metrics
-from param_server.contract import F32
+from param_server.contract import F32, I64
 from param_server.generation import Generation
 from param_server.table import Bool, EmbeddingTable, TopK
 
 _NO_KEYS = np.empty(0, np.int64)
+_NO_ROWS = np.empty((0, 0), np.float32)
+_NONE_FOUND = np.empty(0, np.bool_)
 _FOUND = metrics.LOOKUP_ROWS.labels("yes")
 _MISSING = metrics.LOOKUP_ROWS.labels("missing")
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One fetch whose arguments fit: its generation, the tables of its lookups and their keys."""
+
+    request: Request
+    generation: Generation
+    tables: list[str]
+    keys: list[I64]
+
+
 def fetch_tensors(generations: Mapping[int, Generation], request: Request) -> Tensors:
     """Return `r{i}` f32[n, dim], `f{i}` u8[n] per lookup, and `tk_keys`, `tk_scores`, `tk_rows`. Raises Permanent."""
+    (answer,) = fetch_all(generations, [request])
+    if isinstance(answer, TrirankError):
+        raise answer
+    return answer
+
+
+def fetch_all(generations: Mapping[int, Generation], requests: Sequence[Request]) -> list[Tensors | TrirankError]:
+    """`fetch_tensors` of each, or why not, in order. A table is looked up once for all of them: a device answers one
+    lookup of many keys in the time of one of few."""
+    asked = [_asked(generations, request) for request in requests]
+    rows, found = _look_up([one for one in asked if isinstance(one, _Asked)])
+    answers: list[Tensors | TrirankError] = []
+    for one in asked:
+        if isinstance(one, TrirankError):
+            answers.append(one)
+            continue
+        n = len(one.tables)
+        answers.append(_answer(one, rows[:n], found[:n]))
+        rows, found = rows[n:], found[n:]
+    return answers
+
+
+def _asked(generations: Mapping[int, Generation], request: Request) -> _Asked | Permanent:
     generation = generations.get(request.args.get("generation", 0))
     if generation is None:
-        raise Permanent(f"fetch: generation {request.args.get('generation')} is not served here")
+        return Permanent(f"fetch: generation {request.args.get('generation')} is not served here")
+    tables = list(request.args.get("tables", ()))
+    try:
+        for name in tables:
+            _table(generation, name)
+        return _Asked(request, generation, tables, [_tensor(request, f"k{i}", np.int64, 1) for i in range(len(tables))])
+    except Permanent as error:
+        return error
+
+
+def _look_up(asked: Sequence[_Asked]) -> tuple[list[F32], list[Bool]]:
+    """Rows and found of every lookup, in order."""
+    lookups = [(one.generation, name, keys) for one in asked for name, keys in zip(one.tables, one.keys, strict=True)]
+    together: dict[tuple[int, str], list[int]] = {}
+    for i, (generation, name, _) in enumerate(lookups):
+        together.setdefault((generation.number, name), []).append(i)
+    rows: list[F32] = [_NO_ROWS] * len(lookups)
+    found: list[Bool] = [_NONE_FOUND] * len(lookups)
+    for at in together.values():
+        generation, name, keys = lookups[at[0]]
+        table = generation.tables[name]
+        if len(at) == 1:
+            rows[at[0]], found[at[0]] = table.lookup(keys)
+            continue
+        got, have = table.lookup(np.concatenate([lookups[i][2] for i in at]))
+        start = 0
+        for i in at:
+            end = start + lookups[i][2].size
+            rows[i], found[i] = got[start:end], have[start:end]
+            start = end
+    return rows, found
+
+
+def _answer(asked: _Asked, rows: list[F32], found: list[Bool]) -> Tensors | Permanent:
     reply: Tensors = {}
-    rows: list[F32] = []
-    found: list[Bool] = []
-    for i, name in enumerate(request.args.get("tables", ())):
-        got, have = _table(generation, name).lookup(_tensor(request, f"k{i}", np.int64, 1))
-        rows.append(got)
-        found.append(have)
-        reply[f"r{i}"], reply[f"f{i}"] = got, have.view(np.uint8)
+    for i in range(len(rows)):
+        reply[f"r{i}"], reply[f"f{i}"] = rows[i], found[i].view(np.uint8)
     _count(found)
-    if topk := request.args.get("topk"):
-        best = _recall(generation, request, topk, rows, found)
+    if topk := asked.request.args.get("topk"):
+        try:
+            best = _recall(asked.generation, asked.request, topk, rows, found)
+        except Permanent as error:
+            return error
         reply.update(tk_keys=best.keys, tk_scores=best.scores, tk_rows=best.rows)
     return reply
 

@@ -23,7 +23,7 @@ from param_server import metrics
 from param_server.config import ShardConfig
 from param_server.deadletter import DeadLetters
 from param_server.feed import Feed
-from param_server.fetch import fetch_tensors
+from param_server.fetch import Tensors, fetch_all
 from param_server.follower import Follower
 from param_server.generation import Generation, Place, empty_generation
 from param_server.keeper import SnapshotKeeper
@@ -145,7 +145,12 @@ class Shard:
         """Answer a batch of requests, each by itself."""
         metrics.HANDLE_REQUESTS.observe(len(requests))
         with metrics.HANDLE_SECONDS.time():
-            return [self._answer(request) for request in requests]
+            fetches = [request for request in requests if request.method == "fetch"]
+            fetched = iter(fetch_all({self._generation.number: self._generation}, fetches))
+            return [
+                self._fetched(next(fetched)) if request.method == "fetch" else self._answer(request)
+                for request in requests
+            ]
 
     def between_batches(self) -> None:
         """Apply what the log brought, within the budget; begin a snapshot when one is due."""
@@ -188,18 +193,14 @@ class Shard:
             **(self._tiers.health_of_shard(follower.complete) if self._tiers is not None else {}),
         }
 
+    def _fetched(self, answer: Tensors | TrirankError) -> Reply | TrirankError:
+        if isinstance(answer, TrirankError):
+            return answer
+        at = {"watermark_us": self._follower.watermark_us, "applied_us": self._follower.applied_us}
+        return Reply({"generation": self._generation.number, **at}, answer)
+
     def _answer(self, request: Request) -> Reply | TrirankError:
         try:
-            if request.method == "fetch":
-                tensors = fetch_tensors({self._generation.number: self._generation}, request)
-                return Reply(
-                    {
-                        "generation": self._generation.number,
-                        "watermark_us": self._follower.watermark_us,
-                        "applied_us": self._follower.applied_us,
-                    },
-                    tensors,
-                )
             if request.method == "health":
                 self._observe()
                 return Reply(self.health(), {})

@@ -10,7 +10,7 @@ import pytest
 from infra.errors import Permanent
 from infra.wire.messages import Request
 from param_server.contract import Op
-from param_server.fetch import fetch_tensors, pooled_query
+from param_server.fetch import fetch_all, fetch_tensors, pooled_query
 from param_server.generation import Generation
 from param_server.table import RowBatch
 from param_server.table.cpu import CpuTable
@@ -108,3 +108,35 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(Permanent, match=says):
         fetch(generation, args, **tensors)
+
+
+def test_fetches_are_answered_together_as_if_each_came_alone(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def request(tables: list[str], number: int = 7, **keys: list[int]) -> Request:
+        tensors = {name: np.array(some, np.int64) for name, some in keys.items()}
+        return Request("fetch", args={"generation": number, "tables": tables, "topk": None}, tensors=tensors)
+
+    requests = [
+        request(["user", "item"], k0=[2, 99], k1=[0]),
+        request(["item"], number=8, k0=[0]),
+        request(["item", "item"], k0=[1, 1], k1=[]),
+        request(["nothing"], k0=[0]),
+        request(["item"]),
+        request(["user"], k0=[0]),
+    ]
+    alone = [fetch_all({7: generation}, [one])[0] for one in requests]
+    lookups: list[int] = []
+    right = CpuTable.lookup
+    monkeypatch.setattr(CpuTable, "lookup", lambda self, keys: lookups.append(keys.size) or right(self, keys))
+    together = fetch_all({7: generation}, requests)
+    assert sorted(lookups) == [3, 3]
+    for one, other in zip(alone, together, strict=True):
+        if isinstance(one, Permanent):
+            assert str(other) == str(one)
+        else:
+            assert isinstance(other, dict)
+            assert {name: array.tolist() for name, array in other.items()} == {
+                name: array.tolist() for name, array in one.items()
+            }
+    assert [isinstance(one, Permanent) for one in together] == [False, True, False, True, True, False]
