@@ -46,30 +46,30 @@ class StreamedLog:
     """A spilled log."""
 
     def __init__(self, spill: Spill) -> None:
-        self._spill = spill
+        self.spilled = spill
 
     @property
     def known(self) -> Known:
         """Who and what it speaks of."""
-        return self._spill.known
+        return self.spilled.known
 
     @property
     def n_train(self) -> int:
         """Events that are trained on."""
-        return int(self._spill.shard_events.sum())
+        return int(self.spilled.shard_events.sum())
 
     def n_users(self) -> int:
         """Users before the test period."""
-        return int(self._spill.trained.users.sum())
+        return int(self.spilled.trained.users.sum())
 
     def fitted(self) -> Log:
         """What occurs in the events that are trained on."""
-        return _Occurs(self._spill.known, self._spill.fitted)
+        return _Occurs(self.spilled.known, self.spilled.fitted)
 
     def samples(self, schema: FeatureSchema, recipe: Recipe, rng: np.random.Generator) -> BatchSource:
         """Training batches."""
         return StreamedSamples(
-            self._spill,
+            self.spilled,
             schema,
             rng=rng,
             batch_size=recipe.batch_size,
@@ -81,29 +81,29 @@ class StreamedLog:
 
     def validation(self, rng: np.random.Generator) -> tuple[Timeline, Trial]:
         """What the best pass is chosen by."""
-        spill = self._spill
+        spill = self.spilled
         return self._trial(
             spill.validation_events, VALIDATION_EVENTS, spill.validation_from_us, spill.test_from_us, rng
         )
 
     def test(self, rng: np.random.Generator) -> tuple[Timeline, Trial]:
         """What the release is judged by. Raises InvalidInput when there is nothing to rank."""
-        spill = self._spill
+        spill = self.spilled
         timeline, trial = self._trial(spill.test_events, TEST_EVENTS, spill.test_from_us, spill.last_us + 1, rng)
         return timeline, ranked(timeline, trial)
 
     def users(self, max_history: int) -> Iterator[User]:
         """Every user with his newest history at the end of the training period."""
-        known, shards = self._spill.known, self._spill.shards
+        known, shards = self.spilled.known, self.spilled.shards
         for shard in range(shards.n):
-            log = shards.read([shard], self._spill.test_from_us)
+            log = shards.read([shard], self.spilled.test_from_us)
             for user in shards.users(shard):
                 begin, end = int(log.first[user]), int(log.first[user + 1])
                 yield user_state(known, log, user, max(begin, end - max_history), end)
 
     def split(self) -> dict[str, Any]:
         """The cut, for the report."""
-        spill = self._spill
+        spill = self.spilled
         n_validation, n_test = int(spill.validation_events.sum()), int(spill.test_events.sum())
         test_users = spill.test_events > 0
         return {
@@ -124,16 +124,16 @@ class StreamedLog:
     ) -> tuple[Timeline, Trial]:
         """At most `most` events of a period, evenly from users drawn at random, in a timeline of these users alone."""
         users = rng.permutation(np.flatnonzero(of_users))[:most]
-        log = self._spill.shards.of_users(users)
+        log = self.spilled.shards.of_users(users)
         data = Dataset(
-            **{name: getattr(self._spill.known, name) for name in Known.__dataclass_fields__},
+            **{name: getattr(self.spilled.known, name) for name in Known.__dataclass_fields__},
             user=log.user.astype(np.int64),
             item=log.item.astype(np.int64),
             ts_us=log.ts_us,
             first=log.first,
         )
         period = (data.ts_us >= from_us) & (data.ts_us < until_us)
-        occurring = self._spill.trained if until_us > self._spill.test_from_us else self._spill.fitted
+        occurring = self.spilled.trained if until_us > self.spilled.test_from_us else self.spilled.fitted
         timeline = Timeline(data, from_us, np.flatnonzero(data.ts_us < from_us), np.flatnonzero(period), occurring)
         events = spread_over_users(timeline, timeline.test, most, rng)
-        return timeline, make_trial(timeline, self._spill.fitted.items, events, rng)
+        return timeline, make_trial(timeline, self.spilled.fitted.items, events, rng)
