@@ -180,8 +180,8 @@ class _Made:
             check_scales(found.steps, activations(tidied(model)))
             scales = fp32.with_suffix(".scales.json")
             found.write(scales)
-            keep("int8-cpu", int8 := to_int8(model, found.steps))
-            keep("int8", to_fp16(int8))
+            keep("int8-cpu", to_int8(model, found.steps, unsigned=True))
+            keep("int8", to_fp16(to_int8(model, found.steps)))
         except ReleaseRefused as refused:
             unmade |= {precision: str(refused) for precision in ("int8", "int8-cpu") if precision not in files}
         return cls(role, fp32, files, measured, scales, unmade)

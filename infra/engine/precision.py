@@ -3,8 +3,10 @@
 Quantised are MatMul and Gemm with a constant weight: their activation per tensor, their weight per output channel,
 stored as INT8 with a DQ behind it. Everything else keeps its precision: products of two activations (attention), the
 inputs of softmax and LayerNorm, embeddings, and the output layer, that is every product after which only shapes and
-element-wise operations follow. Symmetric, zero point 0, as TensorRT asks. One function serves both kinds of machine:
-over FP32 for ONNX Runtime on CPUs, and through `infra.engine.precision_fp16` over FP16 for GPUs.
+element-wise operations follow. Symmetric. One function serves both kinds of machine: through
+`infra.engine.precision_fp16` over FP16 for GPUs, where zero points are 0 as TensorRT asks; and over FP32 for ONNX
+Runtime, where activations are stored unsigned around 128, the same numbers, for which CPUs have instructions. A bias is
+added behind its product, because ONNX Runtime runs no Gemm with an FP32 bias in INT8.
 Refuses a graph without anything to quantise and scales that are not those of its activations. Invariant: scales are
 FP16 numbers in both forms, so both hold the same INT8 weights.
 """
@@ -79,9 +81,11 @@ def activations(model: onnx.ModelProto) -> list[str]:
     return list(dict.fromkeys(product.activation for product in products_to_quantise(model)))
 
 
-def to_int8(model: onnx.ModelProto, scales: Mapping[str, float], *, keep_high: Collection[str] = ()) -> onnx.ModelProto:
-    """The FP32 graph with Q and DQ. `scales`: activation -> the number one INT8 step stands for. Products of the
-    activations in `keep_high` stay as they are and have no scale.
+def to_int8(
+    model: onnx.ModelProto, scales: Mapping[str, float], *, unsigned: bool = False, keep_high: Collection[str] = ()
+) -> onnx.ModelProto:
+    """The FP32 graph with Q and DQ. `scales`: activation -> the number one INT8 step stands for. `unsigned` activations
+    are for CPUs. Products of the activations in `keep_high` stay as they are and have no scale.
 
     Raises ReleaseRefused when there is nothing to quantise, a scale is missing, left over or no positive number.
     """
@@ -95,14 +99,16 @@ def to_int8(model: onnx.ModelProto, scales: Mapping[str, float], *, keep_high: C
         raise ReleaseRefused("no MatMul or Gemm with a constant weight is to be quantised in this graph")
     steps = check_scales(scales, dict.fromkeys(p.activation for p in products.values()))
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    ways = _Ways()
+    ways = _Ways(128 if unsigned else 0)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if (product := products.get(node.name)) is not None:
             node.input[0] = ways.through_int8(product.activation, steps[product.activation])
             node.input[1] = ways.from_int8(product, constants[product.weight])
             nodes += ways.taken()
-        nodes.append(node)
+            nodes += _bias_behind(node)
+        else:
+            nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
     graph.initializer.extend(ways.constants.values())
@@ -164,7 +170,8 @@ def drop_unused(graph: onnx.GraphProto) -> None:
 class _Ways:
     """Q and DQ nodes with their constants; each tensor goes through INT8 once, however many products read it."""
 
-    def __init__(self) -> None:
+    def __init__(self, zero: int) -> None:
+        self._zero = np.array(zero, np.uint8 if zero else np.int8)
         self.constants: dict[str, onnx.TensorProto] = {}
         self._made: dict[str, str] = {}
         self._nodes: list[onnx.NodeProto] = []
@@ -178,7 +185,7 @@ class _Ways:
         """Name of the activation behind Q and DQ."""
         if activation not in self._made:
             scale = self._constant(f"{activation}_scale", np.array(step, np.float32))
-            zero = self._constant("int8_zero", np.array(0, np.int8))
+            zero = self._constant("int8_zero", self._zero)
             stored = self._node("QuantizeLinear", [activation, scale, zero], f"{activation}_int8")
             self._made[activation] = self._node("DequantizeLinear", [stored, scale, zero], f"{activation}_dequantised")
         return self._made[activation]
@@ -203,6 +210,17 @@ class _Ways:
     def _node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
         self._nodes.append(helper.make_node(kind, inputs, [output], name=f"{output}_{kind}", **attributes))
         return output
+
+
+def _bias_behind(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The product and what it adds as nodes of their own."""
+    scaled = any(a.name in ("alpha", "beta") and a.f != 1.0 for a in node.attribute)
+    if node.op_type != "Gemm" or len(node.input) < 3 or not node.input[2] or scaled:
+        return [node]
+    bias, output = node.input[2], node.output[0]
+    del node.input[2:]
+    node.output[0] = f"{output}_product"
+    return [node, helper.make_node("Add", [node.output[0], bias], [output], name=f"{output}_Add")]
 
 
 def _output_layers(graph: onnx.GraphProto) -> set[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +63,9 @@ def test_all_constant_weights_but_the_output_layer_are_quantised(role: str) -> N
             assert new.input[0] == f"{old.input[0]}_dequantised"
             assert new.input[1].startswith(old.input[1])
             assert new.input[1].endswith("_dequantised")
-            assert list(new.input[2:]) == list(old.input[2:])
+            assert list(new.input[2:]) == []
+            behind = [n for n in after.graph.node if n.output[0] == old.output[0]]
+            assert [n.input[1] for n in behind if n.op_type == "Add"] == list(old.input[2:])
     n_weights = sum(n.input[1] in held for n in products(before))
     assert len(products_to_quantise(before)) == n_weights - 1 >= 3
 
@@ -172,6 +175,47 @@ def test_a_graph_that_is_all_output_layer_has_nothing_to_quantise() -> None:
         to_int8(model, {})
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_activations_around_128_are_the_same_numbers(tmp_path: Path, role: str) -> None:
+    model, (batch,) = exported(role), requests(7)
+    signed, unsigned = (to_int8(model, scales(model, 0.02), unsigned=kind) for kind in (False, True))
+    np.testing.assert_allclose(run(unsigned, batch, tmp_path), run(signed, batch, tmp_path), atol=1e-5)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_onnx_runtime_multiplies_every_quantised_product_in_int8(tmp_path: Path, role: str) -> None:
+    model = to_int8(exported(role), scales(exported(role)), unsigned=True)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 3
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    nodes = [n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    assert nodes.count("MatMulIntegerToFloat") + nodes.count("QGemm") == len(
+        products_to_quantise(tidied(exported(role)))
+    )
+    assert "DequantizeLinear" not in nodes
+
+
+def test_a_gemm_that_scales_its_product_keeps_its_bias() -> None:
+    nodes = [
+        helper.make_node("Gemm", ["target", "first", "bias"], ["a"], alpha=0.5),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "out"], ["logits"]),
+    ]
+    weights = {"first": np.ones((4, 5)), "bias": np.ones(5), "out": np.ones((5, 1))}
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("target", TensorProto.FLOAT, ["N", 4])],
+        [value("logits", TensorProto.FLOAT, ["N", 1])],
+        [numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    (gemm,) = [n for n in to_int8(model, {"target": 0.1}).graph.node if n.op_type == "Gemm"]
+    assert gemm.input[2] == "bias"
+
+
 def test_products_that_are_to_stay_high_do_and_need_no_scale() -> None:
     model = to_int8(plain(), {"relu": 0.1}, keep_high=("target", "user"))
     assert [n.input[0] for n in model.graph.node if n.op_type == "QuantizeLinear"] == ["relu"]
@@ -245,8 +289,6 @@ def test_constants_fills_and_casts_inside_the_graph_become_fp16(tmp_path: Path) 
         node("Add", ["b", "size"], ["logits"]),
     ]
     converted = to_fp16(_graph(nodes, {}))
-    import onnxruntime as ort
-
     session = ort.InferenceSession(converted.SerializeToString(), providers=["CPUExecutionProvider"])
     target = np.full((1, 2, 4), 1.5, np.float32)
     np.testing.assert_array_equal(session.run(None, {"target": target})[0], 2 * target + 7)
