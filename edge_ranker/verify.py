@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,9 @@ from infra.wire.messages import Reply, Request
 
 F32 = NDArray[np.float32]
 
-WARM_SIZES = (1, 20, 100, 500)
+# Candidate counts: the two tiers' usual ones, and the ends.
+WARM_SIZES = (1, 20, 100, 200, 500)
+WARM_BATCH = 8
 # Recorded requests that tell whether an engine which served well until now is broken.
 QUICK = 4
 
@@ -62,13 +65,14 @@ class RecordedCheck:
             raise EngineDisagrees(f"{self._role}: {difference}")
 
     def _warm_up(self, engine: Engine) -> None:
+        """Every shape of `WARM_SIZES`, with the longest history and with none, alone and as many as one batch holds."""
         schema, handler = self._schema, self._handler(engine)
-        length, token, user = schema.max_history, schema.token_dim, np.zeros(schema.user_dim, np.float32)
-        hist, mask = np.zeros((length, token), np.float32), np.ones(length, np.float32)
-        for n in WARM_SIZES:
-            handler.handle([_request(hist, np.zeros((n, token), np.float32), mask, user)])
-        many = MAX_ROWS // WARM_SIZES[-1]
-        handler.handle([_request(hist, np.zeros((WARM_SIZES[-1], token), np.float32), mask, user)] * many)
+        user = np.zeros(schema.user_dim, np.float32)
+        for length, n in product((1, schema.max_history), WARM_SIZES):
+            hist, target = np.zeros((length, schema.token_dim), np.float32), np.zeros((n, schema.token_dim), np.float32)
+            request = _request(hist, target, np.ones(length, np.float32), user)
+            handler.handle([request])
+            handler.handle([request] * max(1, min(WARM_BATCH, MAX_ROWS // n)))
 
     def _handler(self, engine: Engine) -> RankHandler:
         return RankHandler(engine, "", token_dim=self._schema.token_dim, user_dim=self._schema.user_dim)
