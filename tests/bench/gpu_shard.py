@@ -1,7 +1,7 @@
-"""`python -m tests.bench.gpu_shard plain|ray`: a whole shard with its tables on a GPU, beside the same shard on the CPU.
+"""`python -m tests.bench.gpu_shard plain|ray`: a whole shard with its tables on a GPU, beside one on the CPU.
 
-plain   `Shard` in a process of its own behind its socket, without Ray: 2,000 keys from this process, idle and while rows
-        are applied from the log; recall; a snapshot while it serves; a restart from that
+plain   `Shard` in a process of its own behind its socket, without Ray: 2,000 keys from this process, idle and while
+        rows are applied from the log; recall; a snapshot while it serves; a restart from that
 ray     the shards of a stack as Ray actors, each with a part of a GPU: answers, a kill -9 of one under lookups, and the
         time until all rows are there again
 
@@ -271,9 +271,7 @@ def main() -> None:
     options.add_argument("--dim", type=int, default=64)
     options.add_argument("--seconds", type=float, default=5.0)
     options.add_argument("--rows-per-s", type=int, default=500_000)
-    options.add_argument(
-        "--hot-bytes", type=int, default=0, help="plain: only so much on the GPU, the rest in host memory"
-    )
+    options.add_argument("--hot-bytes", type=int, default=0, help="plain: only so much of it on the device")
     options.add_argument("--shards", type=int, default=2)
     options.add_argument("--replicas", type=int, default=1)
     options.add_argument("--gpus-per-shard", type=float, default=0.25)
