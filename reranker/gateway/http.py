@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from infra.metrics import exposition
 from reranker.gateway.busy import Front, busy_endpoints
 from reranker.gateway.config import GatewayConfig
+from reranker.gateway.console import add_console
 from reranker.gateway.openapi import describe
 from reranker.gateway.operators import add_release_routes
 from reranker.gateway.parts import Parts, open_parts
@@ -44,6 +45,7 @@ def create_app(parts: Parts) -> ASGIApp:
         app.add_route(path, endpoint, methods=["POST"], name=path, include_in_schema=False)  # type: ignore[arg-type]
     _add_operator_routes(app, parts)
     add_release_routes(app, parts)
+    add_console(app)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(Exception, _internal_problem)
     describe(app)
