@@ -18,9 +18,11 @@ from edge_ranker.verify import RecordedCheck
 from feature_service.schema import schema_of
 from infra.directory import Announcer, Entry
 from infra.engine.chain import EngineChain
+from infra.engine.names import engine_name
 from infra.engine.offers import offers_of
 from infra.engine.rank import RankHandler
-from infra.errors import PeerGone
+from infra.engine.witness import Witness
+from infra.errors import PeerGone, TrirankError
 from infra.garbage import settle
 from infra.release import Release, Role, read_release
 from infra.wire.messages import Hello
@@ -58,6 +60,7 @@ class RankServer:
         self._server: WireServer | None = None
         self._announcer: Announcer | None = None
         self._engines: EngineChain | None = None
+        self._witness = Witness(Path(config.run_dir) / "engines", config.role)
 
     def start(self) -> str:
         """Load, verify, warm up, listen, announce; the address. Raises ReleaseRefused or ConfigurationError."""
@@ -65,10 +68,7 @@ class RankServer:
         release = read_release(Path(config.release_dir), verify_files=False)
         manifest = release.manifest
         schema = schema_of(manifest.schema, manifest.schema_fingerprint)
-        offers = offers_of(release, Path(config.engine_dir), config.role, config.engines)
-        check = RecordedCheck(config.role, schema, recorded_inputs(release))
-        engines = EngineChain(config.role, offers, check, measured=not config.engines)
-        engines.start()
+        engines = self._choose(release, RecordedCheck(config.role, schema, recorded_inputs(release)))
         self._engines = engines
         handler = RankHandler(
             engines, manifest.name, token_dim=schema.token_dim, user_dim=schema.user_dim, role=config.role
@@ -112,9 +112,25 @@ class RankServer:
         if self._engines is not None:
             self._engines.close()
             self._engines = None
+        self._witness.forget()
+
+    def _choose(self, release: Release, check: RecordedCheck) -> EngineChain:
+        config = self._config
+        offers = self._witness.order(offers_of(release, Path(config.engine_dir), config.role, config.engines))
+        # What is tried last must not come first by being fast.
+        measured = not config.engines and not self._witness.blamed
+        engines = EngineChain(config.role, offers, check, measured=measured)
+        try:
+            engines.start()
+        except TrirankError:
+            self._witness.forget()
+            raise
+        self._witness.note(engine_name(engines.kind, engines.precision))
+        return engines
 
     def _entry(self, name: str, address: str, release: Release, engines: EngineChain) -> Entry:
         stats = {} if self._server is None else self._server.stats()
+        self._witness.note(engine_name(engines.kind, engines.precision))
         return Entry(
             role=self._config.role,
             name=name,

@@ -112,8 +112,9 @@ class Stack:
         self._lock = _lock_run_dir(settings)
         self._undo.append(("lock", self._lock.close))
         _refuse_taken_port(settings.host, settings.port)
-        # Sockets of processes that were killed; nobody listens there any more.
-        shutil.rmtree(settings.run_dir / "sock", ignore_errors=True)
+        # Sockets and notes of processes of an earlier stack; nobody listens there any more.
+        for left in ("sock", "engines"):
+            shutil.rmtree(settings.run_dir / left, ignore_errors=True)
         return release
 
     # --- Redis and the broker --------------------------------------------------------------------------------------

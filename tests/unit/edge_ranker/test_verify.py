@@ -55,7 +55,8 @@ def test_a_replica_of_a_refused_release_never_listens(tmp_path: Path) -> None:
     with pytest.raises(PeerGone):
         server.check()
     server.stop()
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run/sock").exists()
+    assert list((tmp_path / "run/engines").iterdir()) == []
 
 
 def test_a_socket_path_that_is_too_long_becomes_a_loopback_port(tmp_path: Path) -> None:
