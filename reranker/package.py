@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from edge_ranker.samples import make_batch
 from feature_service.hashing import ITEM, keys_of
@@ -57,24 +59,31 @@ def package_release(
     clock: Clock,
     rules: Rules = RULES,
     log_loss_negatives: float = LOG_LOSS_NEGATIVES,
+    ready: Mapping[Role, Path] | None = None,
+    parent: str | None = None,
+    architectures: Mapping[str, Any] | None = None,
 ) -> Release:
     """Export, record requests of the trial, make the precisions that `rules` let through, check, and write the release.
     Raises ReleaseRefused.
 
     `users` are all users with their histories at the end of the training period; `log_loss_negatives` what the
-    negatives of a request weigh together, as in training.
+    negatives of a request weigh together, as in training. `ready` are FP32 graphs that need no export, `parent` the
+    release this one was made from, `architectures` what the manifest says of the models (None: what `rankers` says).
     """
     schema = rankers.tables.schema
     tables = rankers.tables.release_tables()
     catalogue = catalogue_of(timeline)
     with tempfile.TemporaryDirectory() as folder:
         models: dict[Role, Path] = {"edge": Path(folder) / "mlp.onnx", "rerank": Path(folder) / "bst.onnx"}
-        export_difference = {
-            "edge": export_ranker(rankers.edge, models["edge"], token_dim=schema.token_dim, user_dim=schema.user_dim),
-            "rerank": export_ranker(
-                rankers.rerank, models["rerank"], token_dim=schema.token_dim, user_dim=schema.user_dim
-            ),
-        }
+        export_difference: dict[Role, float] = {}
+        trained: dict[Role, nn.Module] = {"edge": rankers.edge, "rerank": rankers.rerank}
+        for role, model in trained.items():
+            if ready is not None and role in ready:
+                shutil.copyfile(ready[role], models[role])
+                continue
+            export_difference[role] = export_ranker(
+                model, models[role], token_dim=schema.token_dim, user_dim=schema.user_dim
+            )
         features = RecordedFeatures(
             schema,
             {table: rows for table, (_, rows) in tables.items()},
@@ -88,7 +97,7 @@ def package_release(
         return write_release(
             out,
             name=name,
-            parent=None,
+            parent=parent,
             created_us=clock.now_us(),
             schema=asdict(schema),
             schema_fingerprint=schema.fingerprint(),
@@ -104,7 +113,7 @@ def package_release(
                 "precisions": precisions.report,
             },
             made_with={
-                "architectures": {role: asdict(a) for role, a in rankers.architectures.items()},
+                "architectures": architectures or {role: asdict(a) for role, a in rankers.architectures.items()},
                 "python": platform.python_version(),
                 **{package: importlib.metadata.version(package) for package in _MADE_WITH},
             },
@@ -130,7 +139,7 @@ def _recorded(
     candidates = [_candidates(timeline, trial, row, rng) for row in chosen.tolist()]
     requests, worst = [], {"edge": 0.0, "rerank": 0.0}
     for event, items in zip(events.tolist(), candidates, strict=True):
-        request = _request(timeline, event, items, rankers.tables.schema.max_history)
+        request = request_of(timeline, event, items, rankers.tables.schema.max_history)
         logits = dict(zip(worst, scorer.score(request), strict=True))
         for model, trained in _trained_logits(rankers, timeline, event, items).items():
             worst[model] = max(worst[model], float(np.abs(trained - logits[model]).max()))
@@ -153,7 +162,8 @@ def _candidates(timeline: Timeline, trial: Trial, row: int, rng: np.random.Gener
     return rng.permutation(np.append(others, taken))
 
 
-def _request(timeline: Timeline, event: int, items: I64, max_history: int) -> RecordedRequest:
+def request_of(timeline: Timeline, event: int, items: I64, max_history: int) -> RecordedRequest:
+    """The request before an event, for items i64[N], with the history serving would have had; no logits yet."""
     data = timeline.dataset
     user = int(data.user[event])
     state = user_state(data, data.interactions, user, max(int(data.first[user]), event - max_history), event)

@@ -8,32 +8,34 @@ computed before a training was interrupted is not lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from edge_ranker.samples import RECALL_SAMPLE, BatchSource
+from edge_ranker.samples import RECALL_SAMPLE
 from edge_ranker.tables import Log, Tables
 from feature_service.dataset import Known, load_dataset
 from feature_service.parts import LogParts
 from feature_service.schema import FeatureSchema
 from feature_service.spill import spill
+from feature_service.timeline import Timeline
 from infra.clock import Clock, SystemClock
 from infra.errors import InvalidInput, ReleaseRefused
-from infra.release import Release
+from infra.release import Release, read_release
 from reranker.amp import choose_precision, has_bf16
 from reranker.checkpoint import Checkpoints, Draft
-from reranker.descent import Precision
-from reranker.evaluate import validation_auc
-from reranker.fit import fit, steps_per_pass
+from reranker.compare import check_comparable, compare, in_report
+from reranker.evaluate import Scores, Trial, score_trial
+from reranker.fitting import COLUMNS, Fitting
 from reranker.package import package_release
+from reranker.plots import write_plots
 from reranker.precisions import RULES, Rules
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
@@ -44,14 +46,6 @@ from reranker.streamed import StreamedLog
 
 RECIPE = Recipe()
 CHECKPOINT_EVERY_S = 60.0
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    TextColumn("{task.percentage:>3.0f} %"),
-    TimeElapsedColumn(),
-    TextColumn("left"),
-    TimeRemainingColumn(),
-)
 
 
 def train_release(
@@ -66,6 +60,8 @@ def train_release(
     resume: bool = False,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     stream: bool = False,
+    compare_with: Path | None = None,
+    plots: Path | None = None,
     rules: Rules = RULES,
     rows: RemoteRows | None = None,
     clock: Clock | None = None,
@@ -75,9 +71,10 @@ def train_release(
 
     `epochs` passes over the training period (None: what the size of the log asks for). With `resume`, an unfinished
     training of the same release goes on where its newest checkpoint stands. With `stream`, `data` is a folder of
-    Parquet files that need not fit into memory. With `rows`, the rows are in a parameter server while they are
-    trained. What happens goes to `console`, standard error by default, with a progress bar when that is a terminal.
-    Raises InvalidInput, ReleaseRefused, and with `rows` RowsUnavailable and RowsRefused.
+    Parquet files that need not fit into memory. With `compare_with`, that release ranks the same test events and the
+    report says what differs; `plots` is a folder for pictures of the report. With `rows`, the rows are in a parameter
+    server while they are trained. What happens goes to `console`, standard error by default, with a progress bar when
+    that is a terminal. Raises InvalidInput, ReleaseRefused, and with `rows` RowsUnavailable and RowsRefused.
     """
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
@@ -86,15 +83,18 @@ def train_release(
     _check(recipe)
     if rows is not None:
         rows.check(recipe, resume=resume)
+    other = None if compare_with is None else read_release(compare_with)
     console, clock = console or Console(stderr=True, soft_wrap=True), clock or SystemClock()
     begun_s, begun_cpu_s = clock.monotonic_s(), time.process_time()
     with Draft(out) as draft:
         log = _log(data, cache, draft if stream else None, console)
         if log.known.licence:
             console.print(f"[dim]{log.known.licence}[/dim]", highlight=False)
+        if other is not None:
+            check_comparable(other, log.split()["test_from"])
         rng = np.random.default_rng(seed)
         schema, passes = schema_for(log.n_users(), log.known), epochs or recipe.passes(log.n_train)
-        precision = choose_precision(recipe, bf16=has_bf16())
+        precision = choose_precision(recipe, bf16=has_bf16()) if rows is None else "fp32"
         identity = {
             "data": log.known.name,
             "data_fingerprint": log.known.fingerprint,
@@ -111,15 +111,16 @@ def train_release(
         with _torch(seed):
             tables = _tables(schema, log.fitted(), recipe) if rows is None else rows.tables(schema, log.fitted())
             rankers = Rankers(tables, edge=recipe.edge, rerank=recipe.rerank, pooling=recipe.pooling)
-            fitting = _Fitting(rankers, log, recipe, passes, rng, checkpoints, console, clock, precision)
+            fitting = Fitting(rankers, log, recipe, passes, rng, checkpoints, console, clock, precision)
             passes_log = fitting.run() if rows is None else fitting.run_remote(rows, seed)
             seconds = {
                 "training": round(clock.monotonic_s() - begun_s, 2),
                 "training_cpu": round(time.process_time() - begun_cpu_s, 2),
             }
             timeline, trial = log.test(rng)
+            scores = score_trial(rankers, timeline, trial)
             report = {
-                **quality(rankers, timeline, trial, recipe),
+                **quality(scores, rankers, timeline, trial, recipe),
                 "data": log.known.name,
                 "data_fingerprint": log.known.fingerprint,
                 "licence": log.known.licence,
@@ -131,6 +132,8 @@ def train_release(
                 "rows_elsewhere": None if rows is None else {"staleness": rows.staleness},
                 "seconds": seconds,
             }
+            if other is not None:
+                report["compared_with"] = _compared(other, scores, timeline, trial, schema, seed, console)
             release = package_release(
                 rankers,
                 timeline,
@@ -146,6 +149,9 @@ def train_release(
             )
         draft.discard()
     console.print(summary(release), highlight=False)
+    if plots is not None:
+        files = write_plots(release.manifest.report, plots)
+        console.print(f"{len(files)} plots in {plots}", highlight=False)
     return release
 
 
@@ -168,9 +174,29 @@ def _log(data: str, cache: Path, draft: Draft | None, console: Console) -> Train
     if not Path(data).is_dir():
         raise InvalidInput("stream", f"{data} is no folder of interactions*.parquet; leave --stream out")
     parts = LogParts(Path(data))
-    with Progress(*_COLUMNS, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(*COLUMNS, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("reading", total=parts.n_rows())
         return StreamedLog(spill(parts, draft.path / "spill", on_events=lambda n: progress.advance(task, n)))
+
+
+def _compared(
+    other: Release,
+    scores: Scores,
+    timeline: Timeline,
+    trial: Trial,
+    schema: FeatureSchema,
+    seed: int,
+    console: Console,
+) -> dict[str, Any]:
+    """The part of the report that says what differs from another release. Its draws have a generator of their own: a
+    release does not depend on what it is compared with."""
+    rng = np.random.default_rng(seed)
+    with Progress(*COLUMNS, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("comparing", total=trial.events.size)
+        found = compare(
+            scores, other, timeline, trial, schema.max_history, rng, on_request=lambda: progress.advance(task)
+        )
+    return in_report(found, other)
 
 
 def _that_matters(recipe: Recipe, *, stream: bool) -> dict[str, Any]:
@@ -197,60 +223,6 @@ def _tables(schema: FeatureSchema, log: Log, recipe: Recipe) -> Tables:
             f"than {RECALL_SAMPLE} items: leave it out",
         )
     return Tables(schema, log, sparse=wanted)
-
-
-@dataclass(slots=True)
-class _Fitting:
-    """The fit with what surrounds it: validation, the choice of precision, the progress bar."""
-
-    rankers: Rankers
-    log: TrainingLog
-    recipe: Recipe
-    passes: int
-    rng: np.random.Generator
-    checkpoints: Checkpoints
-    console: Console
-    clock: Clock
-    precision: Precision
-
-    def run(self) -> list[dict[str, float]]:
-        """Fit; the rankers are on the CPU afterwards. Returns the log of the passes."""
-        samples = self.log.samples(self.rankers.tables.schema, self.recipe, self.rng)
-        fitted, trial = self.log.validation(self.rng)
-        self.rankers.to(self.recipe.device)
-        with self._progress(samples) as on_step:
-            passes_log = fit(
-                self.rankers,
-                samples,
-                self.recipe,
-                passes=self.passes,
-                validate=lambda: validation_auc(self.rankers, fitted, trial),
-                on_step=on_step,
-                precision=self.precision,
-                checkpoints=self.checkpoints,
-                clock=self.clock,
-            )
-        self.rankers.cpu()
-        return passes_log
-
-    def run_remote(self, rows: RemoteRows, seed: int) -> list[dict[str, float]]:
-        """Fit on rows in a parameter server; the tables hold them afterwards. The last pass is kept."""
-        samples = self.log.samples(self.rankers.tables.schema, self.recipe, self.rng)
-        fitted, trial = self.log.validation(self.rng)
-        with self._progress(samples) as on_step:
-            passes_log = rows.fit(
-                self.rankers, samples, self.recipe, passes=self.passes, seed=seed, on_step=on_step, clock=self.clock
-            )
-        passes_log[-1]["validation_auc"] = validation_auc(self.rankers, fitted, trial)
-        return passes_log
-
-    @contextmanager
-    def _progress(self, samples: BatchSource) -> Iterator[Callable[[], None]]:
-        total = self.passes * steps_per_pass(samples, self.recipe.accumulate)
-        console = self.console
-        with Progress(*_COLUMNS, console=console, disable=not console.is_terminal, transient=True) as progress:
-            task = progress.add_task("training", total=total)
-            yield lambda: progress.advance(task)
 
 
 @contextmanager

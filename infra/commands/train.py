@@ -18,6 +18,7 @@ _MODELS, _FIT, _SPEED, _INTERRUPTED, _ROWS = (
     "Interrupted trainings",
     "Rows in a parameter server",
 )
+_REPORT = "Report"
 
 
 def train(
@@ -147,6 +148,17 @@ def train(
             "instead of calibrating; once for each ranker.",
         ),
     ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            help="A release that ranks the same test events; the differences are printed, with an interval each.",
+            rich_help_panel=_REPORT,
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write pictures of the report into (.svg).", rich_help_panel=_REPORT),
+    ] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of the download cache (default .trirank).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the quality report as JSON.")] = False,
 ) -> None:
@@ -193,6 +205,8 @@ def train(
             ),
             resume=resume,
             stream=stream,
+            compare_with=compare,
+            plots=plots,
             checkpoint_every_s=checkpoint_s,
             rules=precision_rules(settings, scales or ()),
             rows=rows,

@@ -55,6 +55,7 @@ def streamed(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
     """Memory and times of a streamed training with a bounded number of steps."""
     from infra.clock import SystemClock
     from reranker.descent import PARTS
+    from reranker.evaluate import score_trial
     from reranker.fit import fit
     from reranker.package import package_release
     from reranker.report import quality, split_report
@@ -67,7 +68,8 @@ def streamed(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
     fit(rankers, source, recipe, passes=1, validate=lambda: float("nan"), on_step=lambda: None)
     fitted_s, fitted_rss = time.monotonic() - begun_s, _rss_mb()
     timeline, trial = log.test(rng)
-    report = {**quality(rankers, timeline, trial, recipe), "split": split_report(log, timeline, trial)}
+    scores = score_trial(rankers, timeline, trial)
+    report = {**quality(scores, rankers, timeline, trial, recipe), "split": split_report(log, timeline, trial)}
     with tempfile.TemporaryDirectory() as out:
         package_release(
             rankers,

@@ -45,13 +45,22 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_bits(folder: Path, tmp
             resume=True,
             console=Console(file=io.StringIO()),
         )
-    resumed = train(folder, out, resume=True)
+    resumed = train(folder, out, resume=True, compare_with=undisturbed.path, plots=tmp_path / "plots")
     for table in undisturbed.manifest.tables:
         np.testing.assert_array_equal(resumed.table(table.name).rows, undisturbed.table(table.name).rows)
     for file in ("edge/mlp.fp32.onnx", "rerank/bst.fp32.onnx", "requests.msgpack"):
         assert resumed.manifest.files[file] == undisturbed.manifest.files[file], file
     assert resumed.manifest.report["models"] == undisturbed.manifest.report["models"]
     assert not Draft(out).path.exists()
+    compared = resumed.manifest.report["compared_with"]
+    assert compared["release"] == "undisturbed"
+    for kinds in compared["differences"].values():
+        for measures in kinds.values():
+            assert set(measures) == {"auc", "gauc", "ndcg_at_10"}
+            assert all(abs(d["difference"]) < 1e-3 and d["low"] <= 0 <= d["high"] for d in measures.values())
+    assert {file.name for file in (tmp_path / "plots").iterdir()} == {
+        "calibration.svg", "passes.svg", "segments.svg", "differences.svg"
+    }  # fmt: skip
 
 
 def test_few_items_cannot_be_sparse(folder: Path, tmp_path: Path) -> None:
@@ -60,3 +69,8 @@ def test_few_items_cannot_be_sparse(folder: Path, tmp_path: Path) -> None:
             str(folder), tmp_path / "new", cache=tmp_path, seed=5, recipe=replace(RECIPE, sparse="item"),
             console=Console(file=io.StringIO()),
         )  # fmt: skip
+
+
+def test_there_has_to_be_a_release_to_compare_with(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReleaseRefused, match="is no release directory"):
+        train(folder, tmp_path / "new", compare_with=tmp_path / "none")

@@ -22,7 +22,7 @@ from reranker.train import train_release
 RECIPE = replace(Recipe(), batch_size=32, max_passes=2)
 
 
-def train(folder: Path, out: Path, *, resume: bool = False, said: io.StringIO | None = None) -> Any:
+def train(folder: Path, out: Path, *, said: io.StringIO | None = None, **more: Any) -> Any:
     """The training that is killed, and the one that goes on."""
     return train_release(
         str(folder),
@@ -30,9 +30,9 @@ def train(folder: Path, out: Path, *, resume: bool = False, said: io.StringIO | 
         cache=out.parent,
         seed=5,
         recipe=RECIPE,
-        resume=resume,
         checkpoint_every_s=0.0,
         console=Console(file=said or io.StringIO(), soft_wrap=True),
+        **more,
     )
 
 
