@@ -92,35 +92,20 @@ def test_the_report_says_what_was_calibrated_on_and_it_is_not_the_test_period(re
     assert set(compared["by_negatives"]) == {"uniform", "popularity"}
 
 
-def test_scales_of_one_release_serve_another(
+def test_what_is_over_its_limit_is_left_out_with_the_reason_and_given_scales_are_used(
     folder: Path, release: Release, settings: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = release.scales("edge")
-    scales = json.loads(file.read_text())  # type: ignore[union-attr]
-    wider = tmp_path / "wider.json"
-    wider.write_text(
-        json.dumps({**scales, "method": "by hand", "steps": {k: 2 * v for k, v in scales["steps"].items()}})
-    )
-    out = tmp_path / "reused"
-    done = train(folder, out, "--scales", str(wider), "--epochs", "1")
-    assert done.exit_code == 0, done.output
-    again = read_release(out)
-    assert again.manifest.report["precisions"]["calibration"]["methods"]["edge"] == "by hand"
-    held = onnx.load(again.model("edge", "int8-cpu"))  # type: ignore[arg-type]
-    stored = {t.name: onnx.numpy_helper.to_array(t) for t in held.graph.initializer}
-    for activation, step in scales["steps"].items():
-        assert stored[f"{activation}_scale"] == pytest.approx(2 * step, rel=1e-3)
-
-
-def test_a_precision_over_its_limit_is_left_out_and_the_console_and_the_report_say_why(
-    folder: Path, settings: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    scales = json.loads(release.scales("edge").read_text())  # type: ignore[union-attr]
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps({**scales, "method": "by hand"}))
     out = tmp_path / "strict"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIRANK_PRECISION_MAX_LOGIT_RMSE_INT8", "0")
-        done = train(folder, out, "--epochs", "1")
+        done = train(folder, out, "--epochs", "1", "--scales", str(given))
     assert done.exit_code == 0, done.output
     again = read_release(out)
+    methods = again.manifest.report["precisions"]["calibration"]["methods"]
+    assert methods == {"edge": "by hand", "rerank": "percentile 99.99"}
     for role in ROLES:
         assert again.model(role, "int8") is None
         assert again.model(role, "fp16") is not None

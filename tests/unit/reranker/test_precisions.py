@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edge_ranker.tables import Tables
 from feature_service.recorded import RecordedFeatures
 from feature_service.schema import FeatureSchema
 from feature_service.timeline import Timeline, cut, hold_out
+from infra.engine.calibrate import Scales, read_scales
 from infra.release import RecordedRequest, Role
 from reranker.evaluate import make_trial
 from reranker.precisions import Rules, calibration_batches, calibration_events, make_precisions
@@ -109,6 +110,36 @@ def test_a_model_that_int8_cannot_do_costs_int8_and_nothing_else(
     assert made.models["rerank"].keys() == {"fp32"}
     assert "FP16 cannot" in made.report["rerank"]["fp16"]["refused"][0]
     assert "no MatMul or Gemm with a constant weight" in made.report["rerank"]["int8"]["refused"][0]
+
+
+def test_given_scales_are_used_and_kept_and_those_of_another_graph_refused(
+    timeline: Timeline, rankers: Rankers, tmp_path: Path
+) -> None:
+    def scales(role: Role, *activations: str) -> Scales:
+        return Scales(1, role, "by hand", {}, dict.fromkeys(activations, 0.5), dict.fromkeys(activations, 63.5))
+
+    trial = make_trial(timeline, timeline.item_counts(), timeline.test, np.random.default_rng(0), 5)
+    files: dict[Role, Path] = {"edge": tmp_path / "mlp.onnx", "rerank": tmp_path / "bst.onnx"}
+    for file in files.values():
+        onnx.save(plain(), file)
+    given: dict[Role, Scales] = {"edge": scales("edge", "target", "user", "relu"), "rerank": scales("rerank", "query")}
+    anything = replace(Rules().int8, max_auc_loss_pct=1e3, max_log_loss_rise_pct=1e6, max_logit_rmse=1e6)
+    made = make_precisions(
+        rankers,
+        timeline,
+        trial,
+        files,
+        rules=Rules(int8=replace(anything, min_overlap_at_20=0), scales=given),
+        log_loss_negatives=4.0,
+        rng=np.random.default_rng(0),
+    )
+    assert read_scales(made.scales["edge"]) == given["edge"]
+    for precision in ("int8", "int8-cpu"):
+        graph = onnx.load(made.models["edge"][precision]).graph
+        steps = [numpy_helper.to_array(t) for t in graph.initializer if t.name in ("target_scale", "relu_scale")]
+        assert [float(step) for step in steps] == [0.5, 0.5]
+    assert "no scale for 'target'" in made.report["rerank"]["int8"]["refused"][0]
+    assert "rerank" not in made.scales
 
 
 def overflowing(file: Path) -> None:
