@@ -22,7 +22,7 @@ Cause = Literal["unavailable", "damaged", "disagrees", "failed"]
 # The one that serves, and one to fall back on.
 WANTED = 2
 # A lower precision has to be this much faster: at the same speed the exact one is served.
-WORTH_IT = 0.95
+WORTH_IT = 0.9
 
 
 class EngineDisagrees(ReleaseRefused):
