@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -52,10 +52,11 @@ def open_session(path: Path, device: torch.device, grid: Grid, *, half: bool, co
     is no ranker that PyTorch can compute."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineUnavailable("PyTorch sees no CUDA device (no GPU, no driver, or a build of torch for the CPU)")
-    module = read_module(path, half=half)
+    module: nn.Module = read_module(path, half=half).to(device)
     if compiled:
-        module.forward = torch.compile(module.forward, dynamic=False)
-    return TorchSession(module.to(device), device, torch.float16 if half else torch.float32, widths_of(path), grid)
+        # Left to choose, Dynamo fixes the first shape and frees the axes with the second: a few compilations in all.
+        module = cast(nn.Module, torch.compile(module))
+    return TorchSession(module, device, torch.float16 if half else torch.float32, widths_of(path), grid)
 
 
 class TorchSession:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.engine.nvidia import require_driver
+from infra.engine.run import EngineUnavailable
 from infra.engine.store import EngineEntry, EngineStore, sha256_of
 from infra.engine.tensorrt import api
 from infra.engine.tensorrt.build import Shapes, build_engine
@@ -41,6 +43,8 @@ def build_target(release: Release, target: str, folder: Path, builder: str | Non
     models = gpu_models(release)
     for model in models:
         check_graph(read_graph(model.path), model.path.name, sms)
+    if chosen == "tensorrt":
+        _require_gpu(target)
     trt = api.load(chosen)
     driver = None if chosen == "tensorrt-rtx" else _driver_here(target, sms)
     store = EngineStore(folder)
@@ -85,6 +89,17 @@ def gpu_models(release: Release) -> list[Model]:
             )
         found += of_role
     return found
+
+
+def _require_gpu(target: str) -> None:
+    """Raises EngineUnavailable, before anything heavy is loaded, on a machine that cannot have the target's GPU."""
+    try:
+        require_driver()
+    except EngineUnavailable as error:
+        raise EngineUnavailable(
+            f"tensorrt measures on the GPU it builds for, and {error}: run this command on a machine with {target}, or "
+            "here with --builder tensorrt-rtx, which needs no GPU"
+        ) from error
 
 
 def _driver_here(target: str, sms: Sequence[int]) -> str:

@@ -120,6 +120,7 @@ def test_tensorrt_builds_for_a_target_only_on_one(
     package = ModuleType("tensorrt")
     package.__version__ = "11.4.0.106"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorrt", package)
+    monkeypatch.setattr("infra.engine.tensorrt.release.require_driver", lambda: None)
     with pytest.raises(InvalidInput, match=r"has a Tesla T4 \(SM75\); tensorrt builds for l4 \(SM89\) only on one"):
         build_target(release, "l4", tmp_path / "engines", "tensorrt")
 

@@ -54,9 +54,17 @@ def test_a_release_without_gpu_models_is_refused(tmp_path: Path) -> None:
 def test_without_tensorrt_the_error_says_what_to_install(
     release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("infra.engine.tensorrt.release.require_driver", lambda: None)
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(EngineUnavailable, match=r"trirank\[gpu\]"):
         build_target(release, "t4", tmp_path, None)
+
+
+def test_without_a_driver_the_error_says_where_to_build(release: Release, tmp_path: Path) -> None:
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has an NVIDIA driver")
+    with pytest.raises(EngineUnavailable, match=r"on a machine with t4, or here with --builder tensorrt-rtx"):
+        build_target(release, "t4", tmp_path, "tensorrt")
 
 
 def test_the_wrong_builder_for_a_target_is_an_error_before_anything_is_built(release: Release, tmp_path: Path) -> None:
