@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
 from infra.engine.batch import MAX_HISTORY
 from infra.engine.onnx_cpu import OnnxEngine
@@ -114,3 +115,36 @@ def test_a_long_history_scores_as_its_newest_tokens(handler: RankHandler) -> Non
     cut = Request("rank", "r1", tensors=long.tensors | newest)
 
     np.testing.assert_array_equal(scores(handler.handle([long])[0]), scores(handler.handle([cut])[0]))
+
+
+def test_a_batch_that_cannot_be_run_as_one_is_run_one_by_one(model: OnnxEngine) -> None:
+    class OneByOne(CountingEngine):
+        """Has memory for one request."""
+
+        def run(self, hist: np.ndarray, target: np.ndarray, mask: np.ndarray, user: np.ndarray) -> np.ndarray:
+            if hist.shape[0] > 1:
+                raise Permanent("no memory for so many")
+            return super().run(hist, target, mask, user)
+
+    engine = OneByOne(model)
+    handler = RankHandler(engine, "r1", token_dim=TOKEN, user_dim=USER)
+
+    answers = handler.handle([request(3, 20, seed) for seed in range(3)])
+
+    assert [scores(answer).shape for answer in answers] == [(20,)] * 3
+    assert engine.batches == [1, 1, 1]
+
+
+def test_padding_is_counted_in_cells_of_history_times_candidates(model: OnnxEngine) -> None:
+    def counted() -> tuple[float, ...]:
+        return tuple(
+            REGISTRY.get_sample_value("engine_cells_total", {"role": "edge", "kind": kind}) or 0.0
+            for kind in ("real", "padding")
+        )
+
+    handler = RankHandler(CountingEngine(model), "r1", token_dim=TOKEN, user_dim=USER, role="edge")
+    before = counted()
+
+    handler.handle([request(10, 20), request(9, 20), request(3, 0)])
+
+    assert np.subtract(counted(), before).tolist() == [10 * 20 + 9 * 20, 20.0]
