@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from infra.redis import connect, redis_errors
 from infra.release import read_release
 from infra.settings import Settings
 from param_server.actor import start_shards, stop_shards
+from param_server.retire import drop_unserved
 from reranker.gray.state import GrayRelease, wanted
 from reranker.gray.store import Trouble
 
@@ -45,6 +46,7 @@ class Beside:
         self._thread = threading.Thread(target=self._run, name="beside", daemon=True)
         self._running: dict[str, Callable[[], None]] = {}
         self._failed: set[tuple[str, int]] = set()
+        self._tidy = False
 
     def start(self) -> None:
         """Begin to follow."""
@@ -76,6 +78,8 @@ class Beside:
         for name, path in needed.items():
             if name not in self._running and (name, epoch) not in self._failed:
                 self._bring_up(name, Path(path), epoch)
+        if not self._tidy:
+            self._tidy = self._drop_unserved(needed)
 
     def _bring_up(self, name: str, path: Path, epoch: int) -> None:
         try:
@@ -89,7 +93,17 @@ class Beside:
             self._running.pop(name, lambda: None)()
             self._tell(Trouble(epoch, _last_line(error)))
             return
+        self._tidy = False
         logger.info("a release is served beside the first one", extra={"release": name})
+
+    def _drop_unserved(self, needed: Mapping[str, str]) -> bool:
+        """At the start, and when another release came: what was taken away can be drafted again until then."""
+        settings = self._settings
+        if settings.release is not None and settings.tier_hot_bytes is not None and settings.tier_cold:
+            paths = [settings.release, *(Path(path) for path in needed.values())]
+            served = {read_release(path, verify_files=False).manifest.generation for path in paths}
+            drop_unserved(self._redis_url, settings.stack, settings.run_dir / "snapshots", served)
+        return True
 
     def _tell(self, trouble: Trouble) -> None:
         """Let the operator who waits for the draft know."""

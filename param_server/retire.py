@@ -1,0 +1,76 @@
+"""What generations that are no longer served leave behind: cold rows in Redis, snapshots of releases served beside.
+
+Keeps a generation that is served, and one of which the stack's own shards still have a snapshot, because a start with
+its release would go on from that. Invariant: a generation that is begun to be dropped is not taken for whole again: its
+id goes first, and a shard that finds another id knows that rows are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.redis import connect, redis_errors
+from param_server.snapshot import SnapshotRefused, numbers, read_manifest
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 1000
+_SIDE = re.compile(r"[0-9a-f]{8}")
+
+
+def drop_unserved(redis_url: str, stack: str, snapshots: Path, served: Collection[int]) -> list[int]:
+    """Drop what is left of generations that are neither `served` nor in snapshots of the stack's own shards; which had
+    cold rows. `snapshots` is the folder with one folder per stack and side. Raises RedisUnavailable."""
+    for folder in snapshots.glob(f"{stack}.*"):
+        side = folder.name.removeprefix(f"{stack}.")
+        if _SIDE.fullmatch(side) and int(side, 16) not in served:
+            shutil.rmtree(folder, ignore_errors=True)
+            logger.info("snapshots of a release that is no longer served are dropped", extra={"folder": folder})
+    kept = {*served, *_in_snapshots(snapshots / stack)}
+    with redis_errors(), connect(redis_url) as client:
+        dropped = sorted(_generations(client, stack) - kept)
+        for generation in dropped:
+            n = _drop(client, f"{stack}:c:{generation}")
+            logger.info("a generation's cold rows are dropped", extra={"generation": generation, "keys": n})
+    return dropped
+
+
+def _in_snapshots(root: Path) -> Iterator[int]:
+    for folder in root.glob("of-*/shard-*"):
+        for number in numbers(folder):
+            try:
+                yield read_manifest(folder / f"snap-{number:012d}").manifest.owner.generation
+            except SnapshotRefused:
+                continue
+
+
+def _generations(client: Any, stack: str) -> set[int]:
+    # Names that end in #id, #floors or #hot: rows are many, and their names hold arbitrary bytes.
+    prefix = f"{stack}:c:".encode()
+    named = re.compile(re.escape(prefix) + rb"(\d+)(?::\d+)?#(?:id|floors|hot)")
+    names = client.scan_iter(match=prefix + b"*#*", count=_AT_ONCE)
+    return {int(match[1]) for name in names if (match := named.fullmatch(name))}
+
+
+def _drop(client: Any, prefix: str) -> int:
+    """The id, then the rows, last what says that there were any: so that an interrupted drop is gone on with."""
+    client.unlink(f"{prefix}#id")
+    last = [name for name in client.scan_iter(match=f"{prefix}:*#*", count=_AT_ONCE) if _is_note(name, prefix)]
+    dropped = 1
+    batch: list[bytes] = []
+    for name in client.scan_iter(match=f"{prefix}:*", count=_AT_ONCE):
+        if name not in last:
+            batch.append(name)
+        if len(batch) == _AT_ONCE:
+            dropped += client.unlink(*batch)
+            batch.clear()
+    return dropped + (client.unlink(*batch, *last) if batch or last else 0)
+
+
+def _is_note(name: bytes, prefix: str) -> bool:
+    return re.fullmatch(re.escape(prefix.encode()) + rb":\d+#(?:floors|hot)", name) is not None
