@@ -106,7 +106,7 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
             feedback=FeedbackLog(events, topic, partitions, schema.history_events, clock),
             impressions=impressions,
             shadow=shadow,
-            status=_status(config, release, wires, store, entries, admission),
+            status=_status(config, release, wires, store, entries, admission, arms),
             default_deadline_ms=config.deadline_ms,
         )
         announcer = Announcer(config.redis_url, config.stack, _own_entry(config, name, release, admission))
@@ -190,6 +190,7 @@ def _status(
     store: FeatureStore,
     entries: Callable[[], Sequence[Entry]],
     admission: Admission,
+    arms: Arms,
 ) -> Status:
     async def check_redis() -> str:
         await store.ping(Deadline.after(CHECK_S))
@@ -208,7 +209,13 @@ def _status(
             "kafka": Store(config.kafka, config.embedded_kafka, check_kafka),
         },
         entries=entries,
-        load=lambda: {"pid": os.getpid(), "in_flight": admission.in_flight, "shed": admission.shed},
+        load=lambda: {
+            "pid": os.getpid(),
+            "in_flight": admission.in_flight,
+            "shed": admission.shed,
+            "split_version": arms.split.version,
+            "fenced": arms.fenced,
+        },
     )
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,21 @@ from tests.support import eventually
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 CLIENTS = 2
-PLAN = {
+PLAN: dict[str, Any] = {
     "steps": [{"weight_ppm": weight, "hold_s": 2, "min_samples": 30} for weight in (200_000, 500_000)],
     "gates": [
         {"metric": "error_share", "limit": 0.01},
         {"metric": "degraded_share", "limit": 0.2},
+    ],
+}
+
+# The same, tried in the shadow before anybody sees it; the same models show the same items in the same order.
+SHADOWED = {
+    "steps": [{"weight_ppm": 0, "shadow_ppm": 1_000_000, "hold_s": 0, "min_samples": 20}, *PLAN["steps"]],
+    "gates": [
+        *PLAN["gates"],
+        {"metric": "overlap_at_k", "kind": "minimum", "limit": 0.9, "min_samples": 20},
+        {"metric": "rank_correlation", "kind": "minimum", "limit": 0.9, "min_samples": 20},
     ],
 }
 
@@ -122,7 +133,7 @@ def test_a_good_release_goes_to_everybody_and_back_without_a_failed_request(
     running: RunningStack, first: Release, tmp_path: Path
 ) -> None:
     good = derived_release(first, tmp_path / "good")
-    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    (tmp_path / "plan.json").write_text(json.dumps(SHADOWED))
     traffic = Traffic(running, {first.manifest.name: first, "good": good})
     with traffic.flowing():
         command(running, "start", str(good.path), "--plan", str(tmp_path / "plan.json"), "--name", "better")
@@ -140,4 +151,4 @@ def test_a_good_release_goes_to_everybody_and_back_without_a_failed_request(
     assert (traffic.failed, traffic.mixed) == ([], [])
     assert traffic.releases["good"] > 20
     actions = [line.split()[3] for line in command(running, "history").splitlines()]
-    assert actions == ["create", "start", "step", "promote", "rollback"]
+    assert actions == ["create", "start", "step", "step", "promote", "rollback"]

@@ -133,7 +133,7 @@ def test_while_redis_refuses_the_split_stands_still_for_longer_than_the_lease_an
     two.started(steps=HALF)
     before = {i: two.ask([i])[0].body["release"]["arm"] for i in range(20)}
     with connect(two.stack.redis.url) as redis:
-        state = redis.get(f"{STACK}:gray:lease"), redis.hget(f"{STACK}:gray", "version")
+        version = redis.hget(f"{STACK}:gray", "version")
     assert set(before.values()) == {"stable", "candidate"}
     away = threading.Event()
     two.stack.redis.stop()
@@ -147,6 +147,25 @@ def test_while_redis_refuses_the_split_stands_still_for_longer_than_the_lease_an
     two.stack.redis.start()
     two.stack.redis.wait_ready()
     with connect(two.stack.redis.url) as redis:
-        assert redis.hget(f"{STACK}:gray", "version") == state[1]
+        assert redis.hget(f"{STACK}:gray", "version") == version
     assert eventually(lambda: two.control("POST", "/g:abort").body.get("state")) == "aborted"
     assert {versions(answer)[0] for answer in two.ask(range(20))} == {"tiny"}
+
+
+def test_a_silent_redis_turns_the_candidate_release_off_until_it_answers(two: TwoReleases) -> None:
+    two.started(steps=HALF)
+    user = next(i for i in range(100) if versions(two.ask([i])[0])[1] == "candidate")
+
+    def release() -> Any:
+        return two.ask([user], deadline_ms=100)[0].body["release"]
+
+    pid = two.stack.redis.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: release()["reason"] == "fenced")
+        assert (release()["id"], release()["arm"]) == ("tiny", "stable")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: release()["arm"] == "candidate")
+    assert two.stack.get("/v1/status").body["gateway"]["fenced"] is False
