@@ -70,7 +70,7 @@ class StackRows:
         # Offsets after the last record of each step, per partition; and how far the shards are known to be.
         self._published: dict[int, Future[dict[int, int]]] = {}
         self._applied: dict[int, int] = {}
-        self._losses: dict[int, int] = {}
+        self._losses: dict[str, int] = {}
 
     def start(self) -> None:
         """Connect to every shard. Raises RowsUnavailable."""
@@ -171,9 +171,11 @@ class StackRows:
     async def _until_applied(self, positions: Mapping[int, int], end_s: float) -> None:
         wait_s = _WAIT_S
         while behind := [p for p, offset in positions.items() if self._applied.get(p, 0) < offset]:
-            for shard in sorted({shard_of_partition(p, self._n_partitions, self._n_shards) for p in behind}):
-                if await self._health(shard) is None:
-                    await self._look_again(f"shard {shard} does not answer", end_s)
+            shards = sorted({shard_of_partition(p, self._n_partitions, self._n_shards) for p in behind})
+            silent = [shard for shard in shards if await self._health(shard) is None]
+            if silent:
+                await self._look_again(f"shards {silent} do not answer", end_s)
+                continue
             if all(self._applied.get(p, 0) >= positions[p] for p in behind):
                 return
             if self._clock.monotonic_s() > end_s:
@@ -195,23 +197,26 @@ class StackRows:
         return found
 
     async def _health(self, shard: int) -> dict[str, Any] | None:
-        """What a shard says of itself, and notes how far it is; None when it does not answer. Raises RowsUnavailable
-        when it lost updates since the first look."""
+        """What a shard says of itself, and notes how far it is: where it has replicas, how far all of them are. None
+        when one does not answer. Raises RowsUnavailable when one lost updates since the first look."""
         names = [p.name for p in self._wire.peers() if p.live and p.meta.get("shard") == shard]
-        if not names:
-            return None
         try:
-            reply = await self._wire.call("health", deadline=Deadline.after(_CALL_S), peer=names[0])
+            replies = await asyncio.gather(
+                *(self._wire.call("health", deadline=Deadline.after(_CALL_S), peer=name) for name in names)
+            )
         except TrirankError:
             return None
-        health: dict[str, Any] = reply.args
-        lost = health["log_losses"] + health["log_truncations"]
-        if lost > self._losses.setdefault(shard, lost):
-            raise RowsUnavailable(
-                f"the log lost updates before shard {shard} applied them, some of this training: train again"
-            )
-        self._applied.update({int(p): offset for p, offset in health["positions"].items()})
-        return health
+        positions: dict[int, int] = {}
+        for name, reply in zip(names, replies, strict=True):
+            lost = reply.args["log_losses"] + reply.args["log_truncations"]
+            if lost > self._losses.setdefault(name, lost):
+                raise RowsUnavailable(
+                    f"the log lost updates before {name} applied them, some of this training: train again"
+                )
+            for partition, offset in reply.args["positions"].items():
+                positions[int(partition)] = min(offset, positions.get(int(partition), offset))
+        self._applied.update(positions)
+        return replies[0].args if replies else None
 
     async def _look_again(self, trouble: str, end_s: float) -> None:
         """Wait a moment and meet shards that started anew. Raises RowsUnavailable with `trouble` after `end_s`."""
