@@ -12,6 +12,7 @@ from infra.commands import gray
 from infra.commands.build import build
 from infra.commands.release_diff import difference, in_words
 from infra.commands.release_show import describe
+from infra.commands.replace_model import model
 from infra.release import read_release
 
 app = typer.Typer(help="Verify and show release directories; start and steer a gray release.", no_args_is_help=True)
@@ -53,6 +54,7 @@ def _json(value: object) -> str:
 
 for name, command in (
     ("build", build),
+    ("model", model),
     ("start", gray.start),
     ("status", gray.status),
     ("watch", gray.watch),
