@@ -86,8 +86,8 @@ def _by_user(positive: F32, negative: F32, users: I64, n_users: int) -> _ByUser:
     gain = np.where(rank < NDCG_DEPTH, 1 / np.log2(rank + 2.0), 0.0)
     return _ByUser(
         wins,
-        np.bincount(users, own, n_users),
-        np.bincount(users, gain, n_users),
+        np.asarray(np.bincount(users, own, n_users), np.float64),
+        np.asarray(np.bincount(users, gain, n_users), np.float64),
         np.bincount(users, minlength=n_users).astype(np.float64),
         negative.shape[1],
     )

@@ -55,8 +55,8 @@ class Batch:
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(**{name: None if tensor is None else change(tensor) for name, tensor in tensors.items()})
+        tensors: dict[str, Tensor | None] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Batch(**{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
 class BatchSource(Protocol):
