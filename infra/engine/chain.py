@@ -90,9 +90,9 @@ class EngineChain:
                     raise
                 failed.append((member, "not_finite"))
                 error = not_finite
-            except Exception as raised:  # noqa: BLE001 - foreign code; whatever it raises, the next engine is tried
+            except TrirankError as raised:
                 failed.append((member, "raised"))
-                error = raised if isinstance(raised, TrirankError) else Permanent(f"{member.name}: {raised}")
+                error = raised
             else:
                 if failed:
                     self._rescued(self._keeper, failed, hist.shape[0], error)
@@ -118,7 +118,12 @@ class EngineChain:
 
     def _run(self, member: Member, batch: Batch) -> F32:
         began_s = time.perf_counter()
-        scores = member.run(*batch)
+        try:
+            scores = member.run(*batch)
+        except TrirankError:
+            raise
+        except Exception as error:  # foreign code; whatever it raises, the next engine is tried
+            raise Permanent(f"{member.name}: {error}") from error
         run_seconds(self._role, member.name).observe(time.perf_counter() - began_s)
         self._answered = member
         return scores
@@ -136,11 +141,14 @@ class EngineChain:
         self, keeper: Keeper, failed: Sequence[tuple[Member, Failure]], batch: Batch, error: TrirankError
     ) -> F32:
         """Every engine failed: the request is to blame if one of them is sound; otherwise a new one is opened now."""
-        if not failed or any(keeper.sound(member) for member, _ in failed):
-            raise error
-        for member, cause in failed:
+        broken = [(member, cause) for member, cause in failed if not keeper.sound(member)]
+        for member, cause in broken:
             self._count(member, cause, error)
-        replacement = keeper.replace([member for member, _ in failed])
+        if len(broken) < len(failed):
+            for member, cause in broken:
+                keeper.suspect(member, raised=cause == "raised")
+            raise error
+        replacement = keeper.replace([member for member, _ in broken]) if broken else None
         if replacement is None:
             raise error
         scores = self._run(replacement, batch)

@@ -147,6 +147,18 @@ def test_a_request_no_engine_can_score_fails_alone_and_blames_no_engine(chain: C
     assert chain.fuses[LAST].made == 0
 
 
+def test_a_request_no_engine_can_score_does_not_hide_that_one_is_broken(chain: Chain) -> None:
+    chain.fuses[FIRST].not_finite = True
+    poisoned = batch()
+    poisoned[1][0, 2, 0] = 101.0
+
+    with pytest.raises(NonFiniteScores):
+        chain.engines.run(*poisoned)
+
+    eventually(lambda: chain.fuses[FIRST].closed == 1)
+    assert chain.ready == [SECOND]
+
+
 def test_when_all_that_stand_by_are_broken_the_next_is_opened_for_the_request_in_hand(chain: Chain) -> None:
     for name in (FIRST, SECOND):
         chain.fuses[name].not_finite = True
