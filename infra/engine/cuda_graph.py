@@ -153,11 +153,14 @@ class TorchLane:
     @torch.inference_mode()
     def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
         """The work as one launch. Graphs of a lane share memory: they never run at once, and leave nothing in it."""
+        # Buffers were zeroed on another stream.
+        torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_RUNS):
                 work()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+        # Thread-local: another engine of this process may be serving from another thread meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay

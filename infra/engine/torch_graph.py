@@ -195,13 +195,15 @@ def _shape(attributes: Attributes, x: Tensor) -> list[int]:
 
 
 def _gather(attributes: Attributes, x: Any, at: Any) -> Any:
+    """Constant indices become views: copying them to the GPU in every run is what no capture allows."""
     if isinstance(x, list):
         return [x[i] for i in at] if isinstance(at, list) else x[at]
+    axis = attributes.get("axis", 0)
     if isinstance(at, int):
-        return x.select(attributes.get("axis", 0), at)
-    index = torch.as_tensor(at, device=x.device)
-    axis = attributes.get("axis", 0) % x.dim()
-    return x.index_select(axis, index.flatten()).unflatten(axis, index.shape)
+        return x.select(axis, at)
+    if isinstance(at, list):
+        return torch.stack([_gather(attributes, x, one) for one in at], dim=axis)
+    return x.index_select(axis, at.flatten()).unflatten(axis, at.shape)
 
 
 def _concat(attributes: Attributes, *parts: Any) -> Any:
