@@ -1,7 +1,7 @@
 """Shadow traffic: a share of what stable has answered is scored by the candidate release too, for nobody.
 
-It begins when the answer has left, and takes only what the answers leave over: few requests wait, fewer run, each has
-a deadline, and while the gateway has other requests in flight none begins. What cannot be done soon is dropped and
+It begins when the answer has left, and takes only what the answers leave over: few copies wait, one runs, each has a
+deadline, and while the gateway has requests in flight none begins. What cannot be done soon is dropped and
 counted, before any user could notice. What comes of it are counts (`tally`): likeness, scores, faults; the answers are
 thrown away. Invariant: nothing made here is ever sent to anybody, and nothing waits for it.
 """
@@ -31,13 +31,10 @@ from reranker.gray.split import PPM, Assignment
 
 logger = logging.getLogger(__name__)
 
-# Requests that wait, those that run at a time, and how long one waits at most before it is stale.
+# Copies that wait (one runs at a time), and how long one waits at most before it is stale.
 MAX_WAITING = 32
-MAX_RUNNING = 1
 STALE_S = 2.0
 DEADLINE_S = 1.0
-# How often a gateway that is busy looks whether it still is.
-_LOOK_EVERY_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,44 +57,58 @@ class Shadow:
         self._admission = admission
         self._pipeline = pipeline
         self._waiting: deque[Copy] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[None] | None = None
 
     def sent(self, query: Query, reply: RecommendReply, assigned: Assignment, took_s: float) -> None:
-        """An answer that counts for a gray release has left: look at what it showed, and take a copy if its turn."""
-        self._arms.tally.showed(assigned, sight_of(reply))
+        """An answer that counts for a gray release has left: look at what it showed, take a copy if it is its turn, and
+        go on with those that wait if there is nothing else to do."""
+        if assigned.compared:
+            self._arms.tally.showed(assigned, sight_of(reply))
+        self._take(query, reply, assigned, took_s)
+        if self._waiting:
+            self._go_on()
+
+    def _take(self, query: Query, reply: RecommendReply, assigned: Assignment, took_s: float) -> None:
         split = self._arms.split
         if not split.shadow_ppm or assigned.arm != "stable" or split.candidate is None:
             return
         if xxhash.xxh3_64_intdigest(query.nonce) * PPM >> 64 >= split.shadow_ppm:
             return
+        self._drop_stale()
         if len(self._waiting) >= MAX_WAITING:
             SHADOW.labels("full").inc()
             return
         self._waiting.append(Copy(query, reply, took_s, assigned.bucket_ppm, split.version, time.monotonic()))
-        if len(self._running) < MAX_RUNNING:
-            task = asyncio.get_running_loop().create_task(self._drain())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
 
     async def close(self) -> None:
         """Drop everything."""
         self._waiting.clear()
-        await ended(*self._running)
+        if self._running is not None:
+            await ended(self._running)
 
-    async def _drain(self) -> None:
+    def _go_on(self) -> None:
+        """Score the next copy, unless one is being scored or a request is being answered: then whoever ends last asks
+        again."""
+        if self._running is not None or self._admission.in_flight:
+            return
+        self._drop_stale()
         while self._waiting:
-            while self._admission.in_flight and not self._is_stale(self._waiting[0]):
-                await asyncio.sleep(_LOOK_EVERY_S)
             copy = self._waiting.popleft()
-            if copy.version != self._arms.split.version:
-                SHADOW.labels("over").inc()
-            elif self._is_stale(copy):
-                SHADOW.labels("busy").inc()
-            else:
-                await self._score(copy)
+            if copy.version == self._arms.split.version:
+                self._running = asyncio.get_running_loop().create_task(self._score(copy))
+                self._running.add_done_callback(self._scored)
+                return
+            SHADOW.labels("over").inc()
 
-    def _is_stale(self, copy: Copy) -> bool:
-        return time.monotonic() - copy.offered_s > STALE_S
+    def _scored(self, _: asyncio.Task[None]) -> None:
+        self._running = None
+        self._go_on()
+
+    def _drop_stale(self) -> None:
+        too_old_s = time.monotonic() - STALE_S
+        while self._waiting and self._waiting[0].offered_s < too_old_s:
+            self._waiting.popleft()
+            SHADOW.labels("busy").inc()
 
     async def _score(self, copy: Copy) -> None:
         split = self._arms.split
