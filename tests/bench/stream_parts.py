@@ -45,6 +45,11 @@ class Apart:
         self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return int(self._process.pid or 0)
+
     def hear(self, timeout_s: float = 120.0) -> Any:
         """What it says next."""
         if not self._ours.poll(timeout_s):

@@ -1,23 +1,29 @@
-"""kill -9 of a shard and of the broker at random moments under a mixed stream: nothing acknowledged is lost or doubled.
+"""kill -9 of shard, broker and Redis at random moments under a mixed stream: nothing acknowledged is lost or doubled.
 
-TEST_SHARD_KILLS (20) and TEST_BROKER_KILLS (5) say how often, TEST_CHAOS_SEED repeats a run.
+TEST_SHARD_KILLS (20), TEST_BROKER_KILLS (5), TEST_REDIS_KILLS (5) and TEST_MOVES (4) say how often, TEST_CHAOS_SEED
+repeats a run.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from infra.embedded import EmbeddedRedis
 from infra.errors import TrirankError
 from infra.release import Release
 from param_server.config import ShardConfig
+from param_server.holding import TierRules
+from param_server.table.evicting import bytes_for
+from param_server.tiering import Tiering
 from tests.brokers import Broker, make_broker
 from tests.chaos.ledger import Ledger
 from tests.chaos.writers import Writer, quiet, writing
@@ -75,27 +81,55 @@ def scene(kind: str, folder: Path) -> Iterator[Scene]:
         broker.stop()
 
 
-def check(scene: Scene, shard: ShardProcess) -> None:
-    """The tables hold what the ledger says, to the bit, once the shard has read what was acknowledged."""
+def check(scene: Scene, *shards: ShardProcess) -> None:
+    """The tables hold what the ledger says, to the bit, once the shards have read what was acknowledged."""
+    with quiet(scene.writers), asking(scene.release, *(shard.address for shard in shards)) as caller:
+        scene.ledger.read()
+        eventually(lambda: at_the_end(scene, caller, len(shards)), timeout_s=60)
+        rows = rows_of(caller, scene.ledger.ever())
+        assert rows == scene.ledger.rows()
+        healths = [caller.health(i) for i in range(len(shards))]
+        assert all(health["complete"] for health in healths)
+        assert sum(health["tables"]["item"]["rows"] for health in healths) == len(rows)
+        assert sum(health["counters"]["dead_letters"] for health in healths) == 0
+
+
+def rows_of(caller: Caller, keys: list[int]) -> dict[int, tuple[float, ...]]:
+    """The rows of keys that are found."""
+    got = caller.fetch(("item", keys))
+    found = zip(keys, got.rows[0].tolist(), got.found[0].tolist(), strict=True)
+    return {key: tuple(row) for key, row, there in found if there}
+
+
+def check_tiers(scene: Scene, shard: ShardProcess) -> None:
+    """The same where most rows are in Redis: each is asked for until it has come up, or is known to be nowhere."""
     with quiet(scene.writers), asking(scene.release, shard.address) as caller:
         scene.ledger.read()
-        eventually(lambda: at_the_end(scene, caller), timeout_s=60)
-        keys = scene.ledger.ever()
-        got = caller.fetch(("item", keys))
-        found = dict(zip(keys, got.found[0].tolist(), strict=True))
-        rows = {key: tuple(row) for key, row in zip(keys, got.rows[0].tolist(), strict=True) if found[key]}
-        assert rows == scene.ledger.rows()
+        eventually(lambda: at_the_end(scene, caller, 1), timeout_s=60)
+        expected = scene.ledger.rows()
+        for key in scene.ledger.ever():
+            if key in expected:
+                assert eventually(lambda key=key: rows_of(caller, [key]), timeout_s=30) == {key: expected[key]}
+            else:
+                eventually(lambda key=key: settled(caller, key), timeout_s=30)
+                assert rows_of(caller, [key]) == {}
         health = caller.health()
         assert health["complete"]
-        assert (health["tables"]["item"]["rows"], health["counters"]["dead_letters"]) == (len(rows), 0)
+        assert (health["tiers"]["cold_losses"], health["counters"]["dead_letters"]) == (0, 0)
 
 
-def at_the_end(scene: Scene, caller: Caller) -> bool:
-    """Whether the shard stands where the log ends."""
+def settled(caller: Caller, key: int) -> bool:
+    """Whether the row was found, or nothing is on its way to be found."""
+    return bool(rows_of(caller, [key])) or not caller.health()["tiers"]["tables"]["item"]["asked_rows"]
+
+
+def at_the_end(scene: Scene, caller: Caller, n_shards: int) -> bool:
+    """Whether the shards stand where the log ends."""
     try:
-        return {int(p): at for p, at in caller.health()["positions"].items()} == scene.ledger.ends
+        healths = [caller.health(i) for i in range(n_shards)]
     except TrirankError:
         return False
+    return {int(p): at for health in healths for p, at in health["positions"].items()} == scene.ledger.ends
 
 
 @pytest.mark.parametrize("kind", ["apache", "embedded"])
@@ -148,3 +182,53 @@ def writes(writer: Writer) -> bool:
     """Whether an acknowledgement comes within a moment."""
     before = writer.published
     return eventually(lambda: writer.published > before, timeout_s=60)
+
+
+def test_a_shard_and_the_redis_below_it_killed_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
+    redis = EmbeddedRedis(tmp_path / "redis")
+    redis.start()
+    never = threading.Event()
+    try:
+        redis.wait_ready()
+        with scene("embedded", tmp_path) as it:
+            # Room for 12 of the 140 keys.
+            tiers = Tiering(
+                2 * bytes_for(8, DIM), 2 * bytes_for(4, DIM), redis.url, rules=TierRules(negative_ttl_s=0.05)
+            )
+            config = replace(it.config, tiers=tiers)
+            shard = ShardProcess(config, it.release)
+            try:
+                for _ in range(int(os.environ.get("TEST_REDIS_KILLS", 5))):
+                    never.wait(it.random.uniform(0.1, 0.8))
+                    assert redis.pid is not None
+                    os.kill(redis.pid, signal.SIGKILL)
+                    killed_too = it.random.random() < 0.5
+                    if killed_too:
+                        shard.kill()
+                    # The writers go on meanwhile.
+                    never.wait(it.random.uniform(0.0, 0.5))
+                    redis.restart()
+                    if killed_too:
+                        shard = ShardProcess(config, it.release)
+                    check_tiers(it, shard)
+            finally:
+                shard.kill()
+    finally:
+        redis.stop()
+
+
+def test_partitions_that_move_under_the_stream_lose_and_double_nothing(tmp_path: Path) -> None:
+    """The number of shards changes again and again; those before are killed, not asked to stop."""
+    never = threading.Event()
+    with scene("embedded", tmp_path) as it:
+        for _ in range(int(os.environ.get("TEST_MOVES", 4))):
+            n_shards = it.random.randint(1, N_PARTITIONS)
+            with ExitStack() as stack:
+                shards = []
+                for index in range(n_shards):
+                    name, bind = f"shard-{index}", f"ipc://{tmp_path}/{n_shards}-{index}.sock"
+                    config = replace(it.config, index=index, n_shards=n_shards, name=name, bind=bind)
+                    shards.append(ShardProcess(config, it.release))
+                    stack.callback(shards[-1].kill)
+                check(it, *shards)
+                never.wait(it.random.uniform(0.0, 1.0))

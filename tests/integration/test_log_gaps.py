@@ -17,6 +17,7 @@ from tests.integration.shards import (
     Caller,
     ShardProcess,
     Topics,
+    ask_snapshot,
     asking,
     make_release,
     make_topics,
@@ -25,7 +26,6 @@ from tests.integration.shards import (
     running,
     shard_config,
 )
-from tests.integration.test_snapshots import ask_snapshot
 from tests.support import eventually
 
 PARTITION = int(partition_of(np.array([3]), N_PARTITIONS)[0])
