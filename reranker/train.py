@@ -80,6 +80,10 @@ def train_release(
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
     if epochs is not None and epochs < 1:
         raise InvalidInput("epochs", f"{epochs} passes train nothing; give 1 or more")
+    if checkpoint_every_s < 0:
+        raise InvalidInput("checkpoint-s", f"{checkpoint_every_s:g} is no time between checkpoints; give 0 or more")
+    if plots is not None and plots.exists() and not plots.is_dir():
+        raise InvalidInput("plots", f"{plots} is a file; name a folder")
     _check(recipe)
     if rows is not None:
         rows.check(recipe, resume=resume)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from infra.commands.precision_rules import precision_rules
+from infra.errors import InvalidInput
 from infra.settings import load_settings
 
 _MODELS, _FIT, _SPEED, _INTERRUPTED, _ROWS = (
@@ -88,7 +89,9 @@ def train(
     workers: Annotated[
         int, typer.Option(help="Processes that make batches; 0: the training makes them.", rich_help_panel=_SPEED)
     ] = 0,
-    prefetch: Annotated[int, typer.Option(help="Batches that each worker makes ahead.", rich_help_panel=_SPEED)] = 4,
+    prefetch: Annotated[
+        int | None, typer.Option(help="Batches that each worker makes ahead (default 4).", rich_help_panel=_SPEED)
+    ] = None,
     stream: Annotated[
         bool,
         typer.Option(
@@ -98,12 +101,12 @@ def train(
         ),
     ] = False,
     buffer_events: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="With --stream: events in memory, and shuffled there, at a time (40 bytes each).",
+            help="With --stream: events in memory, and shuffled there, at a time (default 2,000,000, 40 bytes each).",
             rich_help_panel=_SPEED,
         ),
-    ] = 2_000_000,
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_SPEED)] = "cpu",
     rows_from_stack: Annotated[
         bool,
@@ -169,7 +172,7 @@ def train(
     from reranker.recipe import Recipe
     from reranker.train import train_release
 
-    settings = load_settings(home=home)
+    settings, usual = load_settings(home=home), Recipe()
     if empty_tables:
         from reranker.remote.empty import empty_release
 
@@ -197,9 +200,9 @@ def train(
                 accumulate=accumulate,
                 patience=patience,
                 workers=workers,
-                prefetch=prefetch,
+                prefetch=_only_with("prefetch", prefetch, "workers", workers > 0, usual.prefetch),
                 device=device,
-                buffer_events=buffer_events,
+                buffer_events=_only_with("buffer-events", buffer_events, "stream", stream, usual.buffer_events),
                 edge=edge_architecture(edge),
                 rerank=rerank_architecture(reranker, blocks, readout),
             ),
@@ -213,3 +216,10 @@ def train(
         )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(release.manifest.report), indent=2).decode())
+
+
+def _only_with(name: str, value: int | None, other: str, given: bool, usual: int) -> int:
+    """The value of an option that means nothing without another. Raises InvalidInput."""
+    if value is not None and not given:
+        raise InvalidInput(name, f"it means nothing without --{other}; leave it out, or give --{other} too")
+    return usual if value is None else value
