@@ -35,6 +35,12 @@ def test_shards_that_do_not_fit_on_the_gpus_there_are_refused(
         actor._check_gpus(per_shard, n, there)
 
 
+@pytest.fixture(autouse=True)
+def long_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of tests are deep; nobody binds these sockets."""
+    monkeypatch.setattr(actor, "_MOST_SOCKET_PATH", 1000)
+
+
 def test_every_process_has_a_name_and_a_socket_of_its_own(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, shards=2, shard_replicas=2)
     configs = [
