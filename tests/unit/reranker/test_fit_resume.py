@@ -7,13 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
-from edge_ranker.samples import Samples
+from edge_ranker.samples import BatchSource, Samples
+from edge_ranker.streamed import StreamedSamples
 from edge_ranker.tables import Tables
+from feature_service.folder import read_folder
+from feature_service.parts import LogParts
 from feature_service.schema import FeatureSchema
-from feature_service.timeline import Timeline, cut
+from feature_service.spill import Spill, spill
+from feature_service.timeline import Timeline, cut, hold_out
 from infra.clock import SystemClock
 from infra.errors import InvalidInput
 from reranker.checkpoint import Checkpoints
@@ -21,7 +26,7 @@ from reranker.descent import Precision
 from reranker.fit import fit, steps_per_pass
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
-from tests.logs_of_events import small_dataset
+from tests.logs_of_events import small_dataset, write_folder
 
 SCHEMA = FeatureSchema(n_user_buckets=8, max_history=10)
 RECIPE = replace(Recipe(), batch_size=32)
@@ -55,20 +60,16 @@ def _fit(
     die_after: int | None = None,
     sparse: tuple[str, ...] = (),
     precision: Precision = "fp32",
+    spilled: Spill | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]], int]:
     """State, log and number of reported steps of a fit whose validation prefers the middle pass."""
     torch.manual_seed(0)
     rankers = Rankers(Tables(SCHEMA, timeline, sparse=sparse))
     rng = np.random.default_rng(0)
-    samples = Samples(
-        timeline,
-        SCHEMA,
-        timeline.train,
-        rng=rng,
-        batch_size=recipe.batch_size,
-        negatives_per_kind=2,
-        bucket_share=0.5,
-    )
+    numbers = {"batch_size": recipe.batch_size, "negatives_per_kind": 2, "bucket_share": 0.5}
+    samples: BatchSource = Samples(timeline, SCHEMA, timeline.train, rng=rng, **numbers)  # type: ignore[arg-type]
+    if spilled is not None:
+        samples = StreamedSamples(spilled, SCHEMA, rng=rng, buffer_events=80, **numbers)  # type: ignore[arg-type]
     draft.mkdir(exist_ok=True)
     checkpoints = Checkpoints(draft, {"a": 1}, rng, every_s=0.0, clock=SystemClock())
     checkpoints.open(resume=resume)
@@ -121,6 +122,21 @@ def test_an_interrupted_fit_ends_with_the_same_bits(
     for entry, found_entry in zip(log, found_log, strict=True):
         for field in ("pass", "edge_loss", "rerank_loss", "recall_loss", "validation_auc"):
             assert entry[field] == found_entry[field]
+
+
+def test_an_interrupted_fit_from_a_stream_ends_with_the_same_bits(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "log", small_dataset(n_events=300))
+    pl.read_csv(folder / "interactions.csv").write_parquet(folder / "interactions.parquet")
+    (folder / "interactions.csv").unlink()
+    spilled = spill(LogParts(folder), tmp_path / "spill", users_per_shard=4)
+    timeline, recipe = hold_out(cut(read_folder(folder))), replace(RECIPE, batch_size=8)
+    expected, _, steps = _fit(timeline, recipe, tmp_path / "a", spilled=spilled)
+    with pytest.raises(Killed):
+        _fit(timeline, recipe, tmp_path / "b", die_after=steps // 2, spilled=spilled)
+    found, _, found_steps = _fit(timeline, recipe, tmp_path / "b", resume=True, spilled=spilled)
+    assert found_steps == steps
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
 
 
 def test_a_fit_that_is_no_longer_better_stops_and_keeps_its_best_pass(timeline: Timeline, tmp_path: Path) -> None:
