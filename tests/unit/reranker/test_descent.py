@@ -140,3 +140,13 @@ def test_half_precision_is_chosen_where_it_pays(
 ) -> None:
     recipe = replace(Recipe(), amp=amp, device=device, batch_size=batch_size)
     assert choose_precision(recipe, bf16=bf16) == expected
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_on_another_device_nothing_of_a_step_stays_behind(timeline: Timeline, sampled: bool) -> None:
+    """Shapes and devices alone, on torch's meta device: it refuses to mix with tensors of the CPU, as CUDA does."""
+    rankers, (batch,) = _rankers(timeline).to("meta"), _batches(timeline, 1)
+    batch = replace(batch, recall_sample=torch.arange(20) if sampled else None).to(torch.device("meta"))
+    losses = rankers.losses(batch)
+    gradients = torch.autograd.grad(sum(losses), list(rankers.parameters()), allow_unused=True)
+    assert {found.device.type for found in (*losses, *gradients) if found is not None} == {"meta"}
