@@ -22,6 +22,7 @@ from infra.engine.batch import Features
 from infra.engine.bucketed import BucketedEngine
 from infra.engine.buckets import Bucket, Grid, Layout, fill
 from infra.engine.run import EngineUnavailable
+from infra.engine.torch_fused import fewer_kernels
 from infra.engine.torch_graph import read_module, widths_of
 from infra.errors import Permanent
 
@@ -52,7 +53,7 @@ def open_session(path: Path, device: torch.device, grid: Grid, *, half: bool, co
     is no ranker that PyTorch can compute."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineUnavailable("PyTorch sees no CUDA device (no GPU, no driver, or a build of torch for the CPU)")
-    module: nn.Module = read_module(path, half=half).to(device)
+    module: nn.Module = fewer_kernels(read_module(path, half=half)).to(device)
     if compiled:
         # Left to choose, Dynamo fixes the first shape and frees the axes with the second: a few compilations in all.
         module = cast(nn.Module, torch.compile(module))
@@ -143,8 +144,10 @@ class TorchLane:
         """Copy in, compute, copy out; on a GPU none of it waits."""
         numbers, scores, offsets = layout.numbers, layout.scores, layout.offsets()
         self._inputs[:numbers].copy_(self._sent[:numbers], non_blocking=True)
+        # One cast for all inputs: a kernel each would cost as much as some of the model's.
+        given = self._inputs[:numbers].to(self._kind)
         inputs = [
-            self._inputs[offsets[name] : offsets[name] + int(np.prod(shape))].view(shape).to(self._kind)
+            given[offsets[name] : offsets[name] + int(np.prod(shape))].view(shape)
             for name, shape in layout.shapes().items()
         ]
         self._scores[:scores].copy_(self._module(*inputs).reshape(-1))

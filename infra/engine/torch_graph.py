@@ -72,7 +72,7 @@ def module_of(model: onnx.ModelProto, name: str, *, half: bool = False) -> fx.Gr
             values[node.output[0]] = made
         else:
             for at, output in enumerate(node.output):
-                values[output] = graph.call_function(_nth, (made, at))
+                values[output] = graph.call_function(nth, (made, at))
     graph.output(_value(graph, values, constants, model.graph.output[0].name))
     module = fx.GraphModule(constants, graph)
     return module.eval()
@@ -131,7 +131,8 @@ def _constant(node: onnx.NodeProto, name: str) -> Any:
     raise ReleaseRefused(f"{name}: a Constant by {attribute.name} is not known here")
 
 
-def _nth(values: Sequence[Tensor], at: int) -> Tensor:
+def nth(values: Sequence[Tensor], at: int) -> Tensor:
+    """One output of a node that has several."""
     return values[at]
 
 
