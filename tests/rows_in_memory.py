@@ -37,6 +37,12 @@ class RowsInMemory:
         self.rows_published += sum(change.keys.size for change in changes)
         self._waiting.append((step, changes))
 
+    def held(self) -> Mapping[str, Mapping[int, np.ndarray]]:
+        """Everything, whatever still waits included."""
+        while self._waiting:
+            self._apply(self._waiting.pop(0)[1])
+        return self._rows
+
     def _lookup(self, table: str, keys: np.ndarray) -> Rows:
         rows = np.zeros((keys.size, self._dims[table]), np.float32)
         found = np.array([key in self._rows[table] for key in keys.tolist()], np.bool_)

@@ -107,6 +107,9 @@ def _head(manifest: Manifest) -> str:
     if isinstance(report.get("precisions"), Mapping) and (c := report["precisions"].get("calibration")):
         methods = ", ".join(dict.fromkeys(c.get("methods", {}).values()))
         lines.append(f"INT8 by {methods} of {c['requests']} requests, {c.get('from', '-')} to {c.get('until', '-')}")
+    architectures = manifest.made_with.get("architectures", {})
+    named = [f"{role} {' '.join(str(v) for v in of.values() if v is not None)}" for role, of in architectures.items()]
+    lines.append(f"models {', '.join(named)}" if named else "")
     versions = [f"{name} {version}" for name, version in manifest.made_with.items() if isinstance(version, str)]
     lines.append(f"made with {', '.join(versions)}" if versions else "")
     return "\n".join(line for line in lines if line)

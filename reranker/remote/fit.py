@@ -72,7 +72,8 @@ class RemoteFit:
         sizes = {name: keys.size for name, keys in self._index.keys.items()}
         self._rows = RowwiseAdam(sizes, weight_decay=recipe.weight_decay)
         # The step that gave a row its first value, -1 before.
-        self._begun = {name: np.full(n, -1, np.int64) for name, n in sizes.items()}
+        self._begun = {name: np.full(n, -1, np.int32) for name, n in sizes.items()}
+        self._n_begun = 0
 
     def run(self, samples: BatchSource, *, passes: int, on_step: Callable[[], None]) -> list[dict[str, float]]:
         """Fit, then fill the tables of the rankers with all rows; the log of the passes. Raises RowsUnavailable and
@@ -97,7 +98,8 @@ class RemoteFit:
                     self._ask(todo, underway, 1)
                     on_step()
                 seconds = max(self._clock.monotonic_s() - begun_s, 1e-9)
-                log.append(_pass_log(number, losses / steps, waited_s / seconds))
+                log.append(_pass_log(number, losses / steps, waited_s / seconds, self._n_begun))
+                self._n_begun = 0
         self._pull(passes * steps - 1)
         self._rankers.eval()
         self._rankers.tables.finish()
@@ -155,7 +157,9 @@ class RemoteFit:
                 f"{lost} rows of table {name} were published and applied, and are missing: its shards have no room "
                 "(TRIRANK_TABLE_MIN_CAPACITY_ROWS), or somebody deletes them"
             )
-        begun[numbers] = np.where(begun[numbers] < 0, step.number, begun[numbers])
+        new = numbers[begun[numbers] < 0]
+        begun[new] = step.number
+        self._n_begun += new.size
         rows[missing] = initial_rows(
             self._index.keys[name][numbers], rows.shape[1],
             seed=self._seed, table_id=TABLE_IDS[name], spread=ROW_SPREAD[name],
@@ -209,7 +213,7 @@ class RemoteFit:
             setattr(tables, name, nn.Parameter(whole))
 
 
-def _pass_log(number: int, losses: Tensor, waited: float) -> dict[str, float]:
+def _pass_log(number: int, losses: Tensor, waited: float, begun: int) -> dict[str, float]:
     edge, rerank, recall = losses.tolist()
     return {
         "pass": number + 1,
@@ -217,4 +221,6 @@ def _pass_log(number: int, losses: Tensor, waited: float) -> dict[str, float]:
         "rerank_loss": rerank,
         "recall_loss": recall,
         "data_wait_share": round(waited, 4),
+        # Rows that had no value before; 0 in the first pass says that it goes on from rows of an earlier training.
+        "rows_begun": begun,
     }

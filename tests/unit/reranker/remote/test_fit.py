@@ -97,6 +97,7 @@ def test_the_rows_are_in_the_service_and_the_tables_hold_them_at_the_end(timelin
     assert service.published == 2 * (_samples(timeline).n_batches // 2)
     assert [entry["pass"] for entry in log] == [1, 2]
     assert log[1]["recall_loss"] < log[0]["recall_loss"]
+    assert [entry["rows_begun"] for entry in log] == [sum(len(rows) for rows in service.held().values()), 0]
     keys = {"item": RowIndex(rankers.tables).keys["item"]}
     held = service.fetch(keys, service.published).result()["item"]
     assert held.found.all()
