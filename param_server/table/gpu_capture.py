@@ -150,6 +150,11 @@ class Changes:
         """Whether entries must stay where they are."""
         return self._capture is not None and not self._capture.over
 
+    @property
+    def stamp(self) -> int:
+        """That of what changes now and differs from what is below."""
+        return 2 * self._number + 1
+
     def mark(self) -> int:
         """A number to capture from: what changes from now on belongs to `capture(number)`."""
         number = self._number

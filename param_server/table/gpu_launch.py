@@ -78,11 +78,13 @@ class Launcher:
         return torch.zeros(_COUNTERS, dtype=torch.int64, device=self._arrays.words.device)
 
     def put(
-        self, staged: Staged, counters: Tensor, gate: Tensor | None, *, insert: bool, scores: Tensor | None = None
-    ) -> tuple[Tensor, int]:
+        self, staged: Staged, counters: Tensor, gate: Tensor | None, *, insert: bool, scores: Tensor | None = None,
+        stamp: int = 1,
+    ) -> tuple[Tensor, int]:  # fmt: skip
         """Assign or delete as if no key came twice; return codes i64[n] and the first mark. `settle` comes after.
 
-        `gate` u8[n] says which new keys may enter; scores i32[n] are in the order of the keys.
+        `gate` u8[n] says which new keys may enter; scores i32[n] are in the order of the keys; `stamp` is that of
+        `gpu_capture.Changes`.
         """
         a = self._arrays
         n = staged.keys.numel()
@@ -91,9 +93,9 @@ class Launcher:
         shape = self._shape()
         write_kernel[_grid(n, shape["K"])](
             staged.keys, staged.versions, staged.order, staged.rows, scores, gate, codes,
-            a.words, a.records, a.marks, a.scores, a.rows, a.scales, counters, n, a.n_buckets, mark,
-            INSERT=insert, CHAIN=not self._evicting, GATED=gate is not None, DELETE=staged.op is Op.DELETE,
-            SCORED=scores is not None, ORDERED=staged.order is None, num_warps=1, **shape,
+            a.words, a.records, a.marks, a.scores, a.stamps, a.rows, a.scales, counters, n, a.n_buckets, mark, stamp,
+            STRIDE=a.stamp_stride, INSERT=insert, CHAIN=not self._evicting, GATED=gate is not None,
+            DELETE=staged.op is Op.DELETE, SCORED=scores is not None, ORDERED=staged.order is None, num_warps=1, **shape,
         )  # fmt: skip
         return codes, mark
 

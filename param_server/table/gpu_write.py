@@ -79,10 +79,10 @@ class Writer(Launcher):
             if staged.op is Op.ADD:
                 codes = self.claim(staged.keys, counters, gate, insert=insert)
                 over = self.accumulate(staged, codes, counters)
+                self.changes.after(codes)
             else:
-                codes, mark = self.put(staged, counters, gate, insert=insert)
+                codes, mark = self.put(staged, counters, gate, insert=insert, stamp=self.changes.stamp)
                 self.settle(staged, codes, mark, counters)
-            self.changes.after(codes)
         return Pending(staged, codes, mark, over, Fetch([counters] if over is None else [counters, over]))
 
     def finish(self, pending: Pending) -> Applied:

@@ -109,16 +109,17 @@ def put_state(words, slot, state, wins, DELETE: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["n", "n_buckets", "first_mark"],
+    do_not_specialize=["n", "n_buckets", "first_mark", "stamp"],
     do_not_specialize_on_alignment=["keys_at", "versions_at", "source_at", "scores_at", "allowed_at", "slots_at"],
 )
 def write_kernel(
     keys_at, versions_at, source_at, rows_at, scores_at, allowed_at, slots_at,
-    words, records, marks, scores, rows, scales, counters, n, n_buckets, first_mark,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, K: tl.constexpr, INSERT: tl.constexpr, CHAIN: tl.constexpr,
-    GATED: tl.constexpr, DELETE: tl.constexpr, SCALED: tl.constexpr, SCORED: tl.constexpr, ORDERED: tl.constexpr,
+    words, records, marks, scores, stamps, rows, scales, counters, n, n_buckets, first_mark, stamp,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, INSERT: tl.constexpr,
+    CHAIN: tl.constexpr, GATED: tl.constexpr, DELETE: tl.constexpr, SCALED: tl.constexpr, SCORED: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """Assign rows_at[source, D] (rows_at[position] when ORDERED) or delete, and fill slots i64[n]."""
+    """Assign rows_at[source, D] (rows_at[position] when ORDERED) or delete, stamp what changes, fill slots i64[n]."""
     at = tl.program_id(0).to(tl.int64) * K + tl.arange(0, K)
     inside = at < n
     key = tl.load(keys_at + at, mask=inside, other=0)
@@ -134,6 +135,7 @@ def write_kernel(
         D, BLOCK_D, DELETE, SCALED, SCORED, ORDERED,
     )  # fmt: skip
     put_state(words, slot, state, ahead, DELETE)
+    tl.store(stamps + slot * STRIDE, tl.full([K], 0, tl.int32) + stamp, mask=entered)
     code = code_of(slot, state, entered, INSERT)
     tl.store(slots_at + at, code, mask=inside)
     was_live = tl.sum((first & (state == LIVE)).to(tl.int32), 0)

@@ -52,7 +52,7 @@ def write(table: GpuTable, op: Op, keys: list[int], version: int) -> None:
 writes = st.lists(st.tuples(st.sampled_from(Op), st.lists(st.integers(0, 40), min_size=1, max_size=6)), max_size=5)
 
 
-@settings(deadline=None, max_examples=10)  # each takes seconds in Triton's interpreter
+@settings(deadline=None, max_examples=6)  # each takes seconds in Triton's interpreter
 @given(before=writes, between=writes, after=writes, piece=st.integers(1, 3), steps=st.integers(0, 2))
 def test_full_and_delta_captures_are_of_one_moment_under_writes(
     before: list[tuple[Op, list[int]]], between: list[tuple[Op, list[int]]], after: list[tuple[Op, list[int]]],
