@@ -95,7 +95,8 @@ class Launcher:
             staged.keys, staged.versions, staged.order, staged.rows, scores, gate, codes,
             a.words, a.records, a.marks, a.scores, a.stamps, a.rows, a.scales, counters, n, a.n_buckets, mark, stamp,
             STRIDE=a.stamp_stride, INSERT=insert, CHAIN=not self._evicting, GATED=gate is not None,
-            DELETE=staged.op is Op.DELETE, SCORED=scores is not None, ORDERED=staged.order is None, num_warps=1, **shape,
+            DELETE=staged.op is Op.DELETE, SCORED=scores is not None, ORDERED=staged.order is None,
+            num_warps=1, **shape,
         )  # fmt: skip
         return codes, mark
 
