@@ -58,6 +58,13 @@ class LogParts:
             raise InvalidInput("data", f"{self.folder} has no {PATTERN}; a streamed log has to be in Parquet")
         return files
 
+    def n_rows(self) -> int:
+        """Rows of all files, for a progress bar. Raises InvalidInput."""
+        try:
+            return sum(int(pl.scan_parquet(path).select(pl.len()).collect().item()) for path in self.files())
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _unreadable(self.folder.name, error) from error
+
     def read(self) -> Iterator[Part]:
         """All parts, in order. Raises InvalidInput."""
         for path in self.files():
@@ -167,8 +174,12 @@ def _frames(path: Path, rows: int) -> Iterator[pl.DataFrame]:
             for start in range(0, frame.height, rows):
                 yield frame.slice(start, rows)
     except (pl.exceptions.PolarsError, OSError) as error:
-        first_line = (str(error).splitlines() or ["no reason given"])[0]
-        raise InvalidInput(path.name, f"cannot be read as parquet: {first_line}") from error
+        raise _unreadable(path.name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> InvalidInput:
+    first_line = (str(error).splitlines() or ["no reason given"])[0]
+    return InvalidInput(name, f"cannot be read as parquet: {first_line}")
 
 
 def _ids(path: Path, row: int, column: pl.Series) -> pl.Series:
