@@ -30,6 +30,7 @@ def up(
     redis: Annotated[str | None, typer.Option(help="redis:// URL of an existing Redis; none starts one.")] = None,
     kafka: Annotated[str | None, typer.Option(help="HOST:PORT of an existing Kafka; none starts a broker.")] = None,
     shards: Annotated[int | None, typer.Option(help="Parameter-server shards (default 1).")] = None,
+    shard_replicas: Annotated[int | None, typer.Option(help="Processes for each shard's rows (default 1).")] = None,
     gateways: Annotated[int | None, typer.Option(help="Gateway processes on the one port (default 2).")] = None,
     edge_replicas: Annotated[int | None, typer.Option(help="Edge ranker replicas (default 1).")] = None,
     rerank_replicas: Annotated[int | None, typer.Option(help="Reranker replicas (default 1).")] = None,
@@ -38,7 +39,7 @@ def up(
     """Start the stack and serve until Ctrl-C. Further settings: TRIRANK_* variables or trirank.toml."""
     given = {
         "release": release, "host": host, "port": port, "redis": redis, "kafka": kafka, "shards": shards,
-        "gateways": gateways, "edge_replicas": edge_replicas, "rerank_replicas": rerank_replicas, "home": home,
+        "shard_replicas": shard_replicas, "gateways": gateways, "edge_replicas": edge_replicas, "rerank_replicas": rerank_replicas, "home": home,
     }  # fmt: skip
     load_settings(**given)  # a wrong setting is told before anything starts
     command = [sys.executable, "-m", "infra.cli", "supervise", json.dumps(given, default=str)]
