@@ -39,7 +39,8 @@ def up(
     """Start the stack and serve until Ctrl-C. Further settings: TRIRANK_* variables or trirank.toml."""
     given = {
         "release": release, "host": host, "port": port, "redis": redis, "kafka": kafka, "shards": shards,
-        "shard_replicas": shard_replicas, "gateways": gateways, "edge_replicas": edge_replicas, "rerank_replicas": rerank_replicas, "home": home,
+        "shard_replicas": shard_replicas, "gateways": gateways, "edge_replicas": edge_replicas,
+        "rerank_replicas": rerank_replicas, "home": home,
     }  # fmt: skip
     load_settings(**given)  # a wrong setting is told before anything starts
     command = [sys.executable, "-m", "infra.cli", "supervise", json.dumps(given, default=str)]
