@@ -71,7 +71,7 @@ def train(
         str,
         typer.Option(
             help="Half precision, auto|on|off: fp16 with a scaled loss on CUDA, bf16 on the CPU (auto: where the "
-            "processor has instructions for it).",
+            "processor has instructions for it, from batches of 256 on).",
             rich_help_panel=_SPEED,
         ),
     ] = "auto",

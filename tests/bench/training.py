@@ -121,7 +121,8 @@ class Side:
         """MB: the most that the gradients of one batch take on their way, what they are in the end, and what the
         optimisers hold."""
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            _, gradients = self.descent.gradients([self.one])
+            # In this thread: the profiler does not follow into those of the descent.
+            _, gradients = self.descent._of_one(self.one)
         events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
         changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
         left = sum(_bytes(g) for g in gradients if g is not None)

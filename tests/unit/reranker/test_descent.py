@@ -130,9 +130,9 @@ def test_the_state_of_the_optimisers_is_counted_in_bytes(timeline: Timeline) -> 
         ("on", "cuda", False, 128, "fp16"),
         ("auto", "cuda", False, 8, "fp16"),
         ("on", "cpu", False, 8, "bf16"),
-        ("auto", "cpu", True, 128, "bf16"),
-        ("auto", "cpu", True, 32, "fp32"),
-        ("auto", "cpu", False, 128, "fp32"),
+        ("auto", "cpu", True, 512, "bf16"),
+        ("auto", "cpu", True, 128, "fp32"),
+        ("auto", "cpu", False, 512, "fp32"),
     ],
 )
 def test_half_precision_is_chosen_where_it_pays(
