@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 # Replies of a batch leave together; on a CPU a larger batch runs no faster per request, it only holds them back.
 MAX_BATCH = 8
 MAX_QUEUE = 256
+# A run takes milliseconds; one that takes this long will not end.
+STUCK_S = 20.0
 # Paths of UNIX sockets end at 107 bytes; beyond this the replica listens on loopback instead.
 MAX_SOCKET_PATH = 100
 
@@ -95,11 +97,14 @@ class RankServer:
         return address
 
     def check(self) -> None:
-        """Raises PeerGone when the socket's thread has ended, or no engine is left."""
+        """Raises PeerGone when the socket's thread has ended, no engine is left, or one does not come back from a run:
+        then only another process helps."""
         if self._server is None or not self._server.alive:
             raise PeerGone(f"{self._config.role}: the server's loop has ended")
         if self._engines is None or not self._engines.able:
             raise PeerGone(f"{self._config.role}: no engine is left")
+        if self._engines.running_s() > STUCK_S:
+            raise PeerGone(f"{self._config.role}: a run has lasted {self._engines.running_s():.0f} s")
 
     def stop(self) -> None:
         """Take the name out of the directory, answer what has arrived, close; may be called twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class Fuse:
 
     def __init__(self) -> None:
         self.raises: Exception | None = None
+        # Runs wait for this while it is there.
+        self.hangs: threading.Event | None = None
         self.not_finite = False
         self.unavailable = ""
         self.wrong_by = 0.0
@@ -58,6 +61,8 @@ class FusedEngine:
 
     def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32:
         self._fuse.runs += 1
+        if self._fuse.hangs is not None:
+            self._fuse.hangs.wait(30)
         if self._fuse.raises is not None:
             raise self._fuse.raises
         if self._number <= self._fuse.gone:

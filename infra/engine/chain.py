@@ -49,6 +49,7 @@ class EngineChain:
         self._clock_s = clock_s
         self._keeper: Keeper | None = None
         self._answered: Member | None = None
+        self._running_since_s: float | None = None
 
     def start(self) -> None:
         """Choose the engine to begin with, and let the keeper begin."""
@@ -73,6 +74,11 @@ class EngineChain:
     def able(self) -> bool:
         """Whether an engine is left to answer with."""
         return self._keeper is not None and bool(self._keeper.rotation)
+
+    def running_s(self) -> float:
+        """How long the run in hand has lasted, 0 when there is none."""
+        since_s = self._running_since_s
+        return 0.0 if since_s is None else self._clock_s() - since_s
 
     def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32:
         """As `infra.engine.run.Engine.run`, by the first engine that can. Raises NonFiniteScores or Permanent when the
@@ -117,13 +123,15 @@ class EngineChain:
             self._keeper.stop()
 
     def _run(self, member: Member, batch: Batch) -> F32:
-        began_s = time.perf_counter()
+        began_s, self._running_since_s = time.perf_counter(), self._clock_s()
         try:
             scores = member.run(*batch)
         except TrirankError:
             raise
         except Exception as error:  # foreign code; whatever it raises, the next engine is tried
             raise Permanent(f"{member.name}: {error}") from error
+        finally:
+            self._running_since_s = None
         run_seconds(self._role, member.name).observe(time.perf_counter() - began_s)
         self._answered = member
         return scores

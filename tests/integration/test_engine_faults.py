@@ -14,7 +14,7 @@ from edge_ranker.rank_server import RankServer, RankServerConfig
 from infra.deadline import Deadline
 from infra.directory import Entry, read_directory
 from infra.embedded import EmbeddedRedis
-from infra.errors import Permanent, TrirankError
+from infra.errors import PeerGone, Permanent, TrirankError
 from infra.release import Release
 from infra.wire.client import WireClient
 from infra.wire.connection import Peer
@@ -197,3 +197,29 @@ def test_when_both_engines_die_at_once_one_is_opened_afresh_and_no_request_fails
 
 def _lost() -> None:
     raise RuntimeError("the library has lost its device")
+
+
+def test_a_replica_whose_engine_does_not_come_back_asks_to_be_replaced(
+    release: Release, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_ranker.rank_server.STUCK_S", 0.05)
+    hangs = threading.Event()
+    with Replica(release, redis, tmp_path / "run") as replica:
+        replica.server.check()
+        engine = replica.engines[0]
+        run = engine.run
+        engine.run = lambda *batch: (hangs.wait(20), run(*batch))[1]
+
+        eventually(lambda: _refuses(replica.server))
+        hangs.set()
+        eventually(lambda: not _refuses(replica.server))
+
+    assert replica.failed == []
+
+
+def _refuses(server: RankServer) -> bool:
+    try:
+        server.check()
+    except PeerGone as error:
+        return "a run has lasted" in str(error)
+    return False

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,6 +179,22 @@ def test_a_broken_engine_with_nothing_behind_it_is_opened_afresh(model: Path) ->
     np.testing.assert_allclose(scores, OnnxEngine(model).run(*batch()), atol=1e-5)
     assert (fuse.made, fuse.closed) == (2, 1)
     chain.close()
+
+
+def test_a_run_that_does_not_end_can_be_told_by_how_long_it_lasts(chain: Chain) -> None:
+    hangs = chain.fuses[FIRST].hangs = threading.Event()
+    caller = threading.Thread(target=chain.answers)
+    runs = chain.fuses[FIRST].runs
+    assert chain.engines.running_s() == 0.0
+
+    caller.start()
+    eventually(lambda: chain.fuses[FIRST].runs > runs)
+    chain.clock.now_s += 25.0
+
+    assert chain.engines.running_s() == 25.0
+    hangs.set()
+    caller.join()
+    assert chain.engines.running_s() == 0.0
 
 
 def test_when_nothing_works_the_request_fails_and_the_replica_says_it_is_not_able(chain: Chain) -> None:
