@@ -11,8 +11,10 @@ log with 200,000 users and 100,000 items, all others of MovieLens-100K. With --a
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -157,14 +159,13 @@ def whole(recipe: Recipe, log: LogInMemory, seed: int, epochs: int | None = None
     torch.manual_seed(seed)
     schema = schema_for(log.n_users(), log.known)
     rankers = Rankers(Tables(schema, log.fitted(), sparse=recipe.sparse_tables()), pooling=recipe.pooling)
-    checkpoints = Checkpoints(Path("/nonexistent"), {}, rng, every_s=float("inf"), clock=clock)
     begun_s, begun_cpu_s = time.monotonic(), time.process_time()
     passes = epochs or recipe.passes(log.n_train)
-    quiet = Console(file=open(os.devnull, "w"))  # noqa: SIM115
-    fitting = Fitting(
-        rankers, log, recipe, passes, rng, checkpoints, quiet, clock, choose_precision(recipe, bf16=has_bf16())
-    )
-    passes_log = fitting.run()
+    precision = choose_precision(recipe, bf16=has_bf16())
+    with tempfile.TemporaryDirectory() as draft:
+        checkpoints = Checkpoints(Path(draft), {}, rng, every_s=float("inf"), clock=clock)
+        quiet = Console(file=io.StringIO())
+        passes_log = Fitting(rankers, log, recipe, passes, rng, checkpoints, quiet, clock, precision).run()
     spent = {"s": round(time.monotonic() - begun_s, 1), "cpu_s": round(time.process_time() - begun_cpu_s, 1)}
     timeline, trial = log.test(np.random.default_rng(1000))
     report = quality_report(score_trial(rankers, timeline, trial), timeline, trial, 2.0 * recipe.negatives_per_kind)
