@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 
 from feature_service.hashing import ITEM, key_of
-from feature_service.recorded import recorded_features
-from infra.engine.onnx_cpu import OnnxEngine
 from infra.release import Release, read_release
-from reranker.offline import OfflineScorer
 from tests.running_stack import Answer, RunningStack, trirank
 from tests.support import eventually
 
@@ -94,11 +91,6 @@ def test_the_served_scores_are_the_trained_models_scores_for_200_recorded_reques
     requests = release.requests()
     assert len(requests) == 200
     worst = 0.0
-    scorer = OfflineScorer(
-        recorded_features(release),
-        OnnxEngine(release.edge_model),
-        OnnxEngine(release.model("rerank", "int8-cpu") or release.rerank_model),
-    )
     for index, recorded in enumerate(requests):
         put_history(stack, release, recorded)
         body = {
@@ -108,15 +100,11 @@ def test_the_served_scores_are_the_trained_models_scores_for_200_recorded_reques
         answer = stack.post("/v1/rank", body)
         assert answer.status == 200, answer.body
         assert answer.body["degraded"]["value"] is False, (index, answer.body["degraded"])
-        # Which engine serves is measured at start; INT8 scores are compared with those of the INT8 model offline.
-        int8 = answer.body["versions"]["rerank_engine"] == "onnxruntime-cpu:int8"
-        logits = scorer.score(recorded)[1] if int8 else recorded.rerank_logits
-        limit = 1e-2 if int8 else 1e-4
-        expected = {c: 1 / (1 + math.exp(-x)) for c, x in zip(recorded.candidates, logits, strict=True)}
+        expected = {c: 1 / (1 + math.exp(-x)) for c, x in zip(recorded.candidates, recorded.rerank_logits, strict=True)}
         assert len(answer.body["items"]) == len(recorded.candidates)
         worst = max(worst, *(abs(item["score"] - expected[item["item_id"]]) for item in answer.body["items"]))
     print(f"largest difference over {len(requests)} requests: {worst:.2e}")
-    assert worst < limit
+    assert worst < 1e-4
 
 
 def test_a_published_item_row_changes_the_ranking_and_the_delay_is_printed(
