@@ -231,7 +231,7 @@ def main() -> None:
     if asked.auc:
         for name, recipe, epochs in (
             ("defaults", Recipe(), None),
-            ("without half precision", OFF, None),
+            ("bf16", replace(Recipe(), amp="on"), None),
             ("Embedding + mean", replace(Recipe(), pooling="mean"), None),
             ("user table sparse", replace(Recipe(), sparse="user"), None),
             ("4 x 32 accumulated", replace(Recipe(), batch_size=32, accumulate=4), None),

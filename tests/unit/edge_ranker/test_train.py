@@ -173,3 +173,18 @@ def test_the_sampled_recall_loss_estimates_the_exact_one(
     sampled = np.mean([float(recall_loss(tables, replace(batch, recall_sample=s), encoded)) for s in samples])
     assert all(s is not None and s.shape == (20,) for s in samples)
     assert sampled == pytest.approx(exact, abs=0.05)
+
+
+def test_histories_pooled_either_way_give_the_same_vectors_and_gradients(timeline: Timeline) -> None:
+    found = []
+    batch = _batches(timeline, 0.5)[0]
+    for pooling in ("bag", "mean"):
+        torch.manual_seed(0)
+        tables = Tables(SCHEMA, timeline).train()
+        encoded = encode(tables, batch, pooling)  # type: ignore[arg-type]
+        encoded.pooled.square().sum().add(encoded.query.sum()).backward()
+        assert tables.item.grad is not None
+        assert tables.gap.grad is not None
+        found.append((encoded.pooled.detach(), tables.item.grad, tables.gap.grad))
+    for some, other in zip(*found, strict=True):
+        torch.testing.assert_close(some, other)
