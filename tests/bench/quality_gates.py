@@ -8,6 +8,7 @@ false verdict is more frequent than alpha.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -78,7 +79,7 @@ def _first(gate: Gate, draw: Draw, rng: np.random.Generator) -> int:
 def _false(gate: Gate, what: str, draw: Draw, n: int) -> bool:
     found = sum(bool(_first(gate, draw, np.random.default_rng(i))) for i in range(n))
     # Three standard deviations of what alpha allows, for the draws are few.
-    good = found <= n * ALPHA + 3 * (n * ALPHA) ** 0.5
+    good = found <= n * ALPHA + 3 * math.sqrt(n * ALPHA)
     print(f"{'ok   ' if good else 'FAILS'} {gate.metric}: {what}: called unhealthy in {found} of {n} releases of "
           f"{LOOKS * EACH:,} answers with {LOOKS} looks")  # fmt: skip
     return good
