@@ -39,7 +39,7 @@ class Check(Protocol):
         """A few recorded requests."""
 
     def seconds(self, engine: Engine) -> float:
-        """Time of one usual request."""
+        """Time on a core of one usual request, for engines of the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
