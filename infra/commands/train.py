@@ -118,12 +118,12 @@ def train(
         ),
     ] = False,
     staleness: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="With --rows-from-stack: steps whose changes a step's rows may lack; 0 waits for each step.",
+            help="With --rows-from-stack: steps whose changes a step's rows may lack (default 2); 0 waits for each.",
             rich_help_panel=_ROWS,
         ),
-    ] = 2,
+    ] = None,
     empty_tables: Annotated[
         bool,
         typer.Option(
@@ -170,9 +170,13 @@ def train(
 
     from reranker.architectures import edge_architecture, rerank_architecture
     from reranker.recipe import Recipe
+    from reranker.remote.training import STALENESS
     from reranker.train import train_release
 
     settings, usual = load_settings(home=home), Recipe()
+    lag = _only_with("staleness", staleness, "rows-from-stack", rows_from_stack, STALENESS)
+    if empty_tables and rows_from_stack:
+        raise InvalidInput("empty-tables", "it trains nothing; leave --rows-from-stack out")
     if empty_tables:
         from reranker.remote.empty import empty_release
 
@@ -184,7 +188,7 @@ def train(
         if rows_from_stack:
             from infra.commands.train_rows import rows_of_stack
 
-            rows = stack.enter_context(rows_of_stack(settings, staleness))
+            rows = stack.enter_context(rows_of_stack(settings, lag))
         release = train_release(
             data,
             out,
