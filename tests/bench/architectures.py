@@ -2,7 +2,8 @@
 
 Trains each on the data, prints AUC against uniform and popularity negatives, CPU time of the training, and what one
 request costs in ONNX Runtime on one thread. The latencies are taken in turns, so that a machine that is busy for a
-moment favours nobody; CPU time leaves out what neighbours took. `--samples` shortens every training alike.
+moment favours nobody; CPU time leaves out what neighbours took. `--samples` shortens every training alike;
+`--latency` trains nothing and measures requests only, which the weights do not change.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import numpy as np
 from rich.console import Console
 
 from feature_service.schema import FeatureSchema
+from infra.engine.export import export_ranker
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.ranker_contract import example
 from infra.release import Release
-from reranker.architectures import Architecture, rerank_architecture
+from reranker.architectures import Architecture, build_rerank, rerank_architecture
 from reranker.recipe import Recipe
 from reranker.train import train_release
 
@@ -58,8 +60,11 @@ def main() -> int:
     options.add_argument("--seeds", nargs="+", type=int, default=[7])
     options.add_argument("--samples", type=int, default=Recipe().samples, help="samples seen by each training")
     options.add_argument("--cache", type=Path, default=Path(".trirank/cache"))
+    options.add_argument("--latency", action="store_true", help="train nothing")
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
+    if given.latency:
+        return _latency_alone(given.only)
     found: dict[str, list[Trained]] = {}
     engines: dict[str, OnnxEngine] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -84,6 +89,22 @@ def main() -> int:
             f"{SHIPPED[name]!s:<38}{_spread(uniform):>14}{_spread(popularity):>14}{seconds:>13.0f}"
             f"{latency_ms[name]:>12.2f}{size:>12,}"
         )
+    return 0
+
+
+def _latency_alone(names: list[str]) -> int:
+    schema = FeatureSchema(n_user_buckets=1)
+    with tempfile.TemporaryDirectory() as folder:
+        engines, sizes = {}, {}
+        for name in names:
+            file = Path(folder) / f"{name}.onnx"
+            export_ranker(
+                build_rerank(SHIPPED[name], schema), file, token_dim=schema.token_dim, user_dim=schema.user_dim
+            )
+            engines[name], sizes[name] = OnnxEngine(file), file.stat().st_size
+        for name, took_ms in _latencies(engines).items():
+            print(f"{SHIPPED[name]!s:<38}{took_ms:>10.2f} ms of CPU{sizes[name]:>12,} bytes")
+    print(f"1 user, {CANDIDATES} candidates, history {LENGTH}, one thread, load {os.getloadavg()[0]:.1f}")
     return 0
 
 
