@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from param_server.contract import F32, I64, U64, Op
-from param_server.table import Bool, RowBatch, TopK
+from param_server.table import Bool, RowBatch, TopK, kernels_recall
 from param_server.table import kernels_cpu as kernels
 
 NO_KEYS = np.empty(0, np.int64)
@@ -50,13 +50,13 @@ def _best(index: Index, used: int, query: F32, k: int, exclude: I64) -> TopK:
     with np.errstate(all="ignore"):
         scores = index.rows[:used] @ query
     ranks = np.empty(used, np.uint64)
-    count = kernels.rank(scores, index.slots, index.keys, index.states, used, plain(exclude), ranks)
+    count = kernels_recall.rank(scores, index.slots, index.keys, index.states, used, plain(exclude), ranks)
     ranks = ranks[:count]
     k = min(max(k, 0), count)
     if 0 < k < count:
         ranks.partition(k - 1)
     ranks[:k].sort()
-    best = kernels.settle(ranks[:k], ranks[k:], index.slots, index.keys)
+    best = kernels_recall.settle(ranks[:k], ranks[k:], index.slots, index.keys)
     return TopK(index.keys[best], scores[best], index.rows[best])
 
 

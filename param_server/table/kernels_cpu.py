@@ -26,6 +26,7 @@ _MULTIPLY_2 = np.uint64(0xCF3AD63B6B9D4E35)
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(1)
+_INFINITE = np.float32(np.inf)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -65,18 +66,29 @@ def _insert(slots: Any, keys: Any, key: Any, cell: Any, used: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
+def guess(slots: Any, wanted: Any, entries: Any) -> None:
+    """The entry that the first cell of each key names, -1 where it names none: most often the key's own."""
+    n_cells = np.uint64(slots.size)
+    for i in range(wanted.size):
+        entries[i] = np.int64(slots[((_hash(wanted[i]) & _LOW) * n_cells) >> _HALF] & _LOW) - 1
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _found(slots: Any, keys: Any, key: Any, guessed: Any) -> Any:
+    """As `_find`. An entry once taken keeps its key, so a guess stays what it was while others are inserted."""
+    return guessed if guessed >= 0 and keys[guessed] == key else _find(slots, keys, key)
+
+
+@njit(cache=True, nogil=True)
 def find_live(slots: Any, keys: Any, states: Any, wanted: Any, entries: Any) -> None:
     """Entries of live keys, -1 for the others.
 
     First every key's first cell, then what it names: neither pass waits for the other's cache misses. Nearly always
     that is the key; only else the cells behind it are looked at.
     """
-    n_cells = np.uint64(slots.size)
+    guess(slots, wanted, entries)
     for i in range(wanted.size):
-        entries[i] = np.int64(slots[((_hash(wanted[i]) & _LOW) * n_cells) >> _HALF] & _LOW) - 1
-    for i in range(wanted.size):
-        guess = entries[i]
-        entry = guess if guess >= 0 and keys[guess] == wanted[i] else _find(slots, keys, wanted[i])
+        entry = _found(slots, keys, wanted[i], entries[i])
         entries[i] = entry if entry >= 0 and states[entry] == LIVE else -1
 
 
@@ -117,9 +129,11 @@ def assign(
     applied = 0
     stale = 0
     dim = rows.shape[1]
+    guesses = np.empty(new_keys.size, np.int64)
+    guess(slots, new_keys, guesses)
     for i in range(new_keys.size - 1, -1, -1):
         key = new_keys[i]
-        entry = _find(slots, keys, key)
+        entry = _found(slots, keys, key, guesses[i])
         if entry >= 0:
             if new_versions[i] <= versions[entry]:
                 stale += 1
@@ -158,9 +172,12 @@ def add(
     applied = 0
     stale = 0
     dim = rows.shape[1]
+    sums = np.empty(dim, np.float32)
+    guesses = np.empty(new_keys.size, np.int64)
+    guess(slots, new_keys, guesses)
     for i in range(new_keys.size):
         key = new_keys[i]
-        entry = _find(slots, keys, key)
+        entry = _found(slots, keys, key, guesses[i])
         if entry >= 0 and versioned and new_versions[i] <= versions[entry]:
             stale += 1
             continue
@@ -168,11 +185,17 @@ def add(
             refused[i] = FULL
             continue
         was_live = entry >= 0 and states[entry] == LIVE
-        finite = True
+        # Loops without a branch: the compiler makes vectors of them.
+        if was_live:
+            for d in range(dim):
+                sums[d] = rows[entry, d] + new_rows[i, d]
+        else:
+            for d in range(dim):
+                sums[d] = new_rows[i, d]
+        finite = 0
         for d in range(dim):
-            total = rows[entry, d] + new_rows[i, d] if was_live else new_rows[i, d]
-            finite = finite and np.isfinite(total)
-        if not finite:
+            finite += np.int64(abs(sums[d]) < _INFINITE)
+        if finite < dim:
             refused[i] = OVERFLOW
             continue
         if entry < 0:
@@ -181,7 +204,7 @@ def add(
             versions[entry] = 0
             used += 1
         for d in range(dim):
-            rows[entry, d] = rows[entry, d] + new_rows[i, d] if was_live else new_rows[i, d]
+            rows[entry, d] = sums[d]
         if not was_live:
             states[entry] = LIVE
             live += 1
@@ -220,66 +243,3 @@ def changed(stamps: Any, since: Any, upto: Any, start: Any, end: Any, out: Any) 
             count += 1
         entry += 1
     return count, entry
-
-
-@njit(cache=True, nogil=True)
-def rank(scores: Any, slots: Any, keys: Any, states: Any, used: Any, exclude: Any, ranks: Any) -> Any:
-    """Write one u64 per live entry with a finite score, smaller is better; return how many.
-
-    A rank is `descending order of the score << 32 | entry`, so that numpy's partition and sort of plain integers do the
-    selection. IEEE floats order like their bits once the sign is folded; adding 0 makes -0 equal to 0.
-    """
-    for i in range(exclude.size):
-        entry = _find(slots, keys, exclude[i])
-        if entry >= 0:
-            scores[entry] = np.inf
-    zero = np.float32(0)
-    for entry in range(used):
-        scores[entry] += zero
-    bits = scores.view(np.uint32)
-    count = 0
-    for entry in range(used):
-        b = np.uint64(bits[entry])
-        # All ones in the exponent: infinite or not a number.
-        if states[entry] != LIVE or (b & np.uint64(0x7F800000)) == np.uint64(0x7F800000):
-            continue
-        order = b if b >> np.uint64(31) else np.uint64(0x7FFFFFFF) - b
-        ranks[count] = (order << _HALF) | np.uint64(entry)
-        count += 1
-    return count
-
-
-@njit(cache=True, nogil=True)
-def settle(ranks: Any, rest: Any, slots: Any, keys: Any) -> Any:
-    """Entries i64[k] of sorted `ranks`, every run of equal scores in ascending order of key.
-
-    The last run may have lost members to `rest` (unsorted, none better): it is filled with the least keys of both.
-    """
-    k = ranks.size
-    best = np.empty(k, np.int64)
-    start = 0
-    while start < k:
-        score = ranks[start] >> _HALF
-        end = start + 1
-        while end < k and ranks[end] >> _HALF == score:
-            end += 1
-        more = 0
-        if end == k:
-            for i in range(rest.size):
-                more += rest[i] >> _HALF == score
-        if end - start + more == 1:
-            best[start] = np.int64(ranks[start] & _LOW)
-        else:
-            tied = np.empty(end - start + more, np.int64)
-            for i in range(start, end):
-                tied[i - start] = keys[np.int64(ranks[i] & _LOW)]
-            at = end - start
-            for i in range(rest.size if more else 0):
-                if rest[i] >> _HALF == score:
-                    tied[at] = keys[np.int64(rest[i] & _LOW)]
-                    at += 1
-            tied.sort()
-            for i in range(start, end):
-                best[i] = _find(slots, keys, tied[i - start])
-        start = end
-    return best

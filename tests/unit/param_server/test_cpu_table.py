@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from param_server.contract import Op
-from param_server.table import RowBatch, kernels_cpu
+from param_server.table import RowBatch, kernels_cpu, kernels_recall
 from param_server.table.cpu import CpuTable, warm
 
 KERNELS = (
     kernels_cpu.lookup,
     kernels_cpu.assign,
     kernels_cpu.add,
-    kernels_cpu.rank,
-    kernels_cpu.settle,
+    kernels_recall.rank,
+    kernels_recall.settle,
     kernels_cpu.about_to_change,
     kernels_cpu.changed,
 )
