@@ -192,7 +192,7 @@ def add(
         else:
             for d in range(dim):
                 sums[d] = new_rows[i, d]
-        finite = 0
+        finite = np.int64(0)
         for d in range(dim):
             finite += np.int64(abs(sums[d]) < _INFINITE)
         if finite < dim:
