@@ -117,6 +117,17 @@ class EngineStore:
             return entry, self._read(entry)
         raise EngineUnavailable("; ".join(reasons) + ": build it again")
 
+    def built(self, entry: EngineEntry) -> Path | None:
+        """The file of an engine that was built from the same, by the same, for the same, and is whole; else None."""
+        for known in self.entries():
+            if msgspec.structs.replace(known, sha256="") == msgspec.structs.replace(entry, sha256=""):
+                try:
+                    self._read(known)
+                except EngineUnavailable:
+                    return None
+                return self._folder / known.file
+        return None
+
     def timing_cache(self, builder: str, version: str, sm: int) -> Path:
         """Where a builder keeps what it has measured on this kind of GPU."""
         return self._folder / f"timing.{builder}-{version}-sm{sm}"

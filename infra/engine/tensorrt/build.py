@@ -122,6 +122,8 @@ def _capability(trt: TensorRT, sm: int) -> Any:
 
 def _use_timing_cache(config: BuilderConfig, file: Path) -> None:
     """Begin with what earlier builds measured; a cache the builder does not take is begun anew."""
-    kept = file.read_bytes() if file.is_file() else b""
-    if not config.set_timing_cache(config.create_timing_cache(kept), False):
-        config.set_timing_cache(config.create_timing_cache(b""), False)
+    kept = config.create_timing_cache(file.read_bytes()) if file.is_file() else None
+    if kept is None or not config.set_timing_cache(kept, False):
+        empty = config.create_timing_cache(b"")
+        if empty is not None:
+            config.set_timing_cache(empty, False)

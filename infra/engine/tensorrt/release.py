@@ -36,8 +36,8 @@ class Model:
 
 
 def build_target(release: Release, target: str, folder: Path, builder: str | None) -> list[Path]:
-    """Build all engines of `target` into `folder`; the files written. Raises InvalidInput, ReleaseRefused or
-    EngineUnavailable."""
+    """Build all engines of `target` into `folder`, but those that are there and still fit; the files of all. Raises
+    InvalidInput, ReleaseRefused or EngineUnavailable."""
     chosen = usual_builder(target) if builder is None else check_builder(builder)
     sms = target_sms(target, chosen)
     models = gpu_models(release)
@@ -48,33 +48,31 @@ def build_target(release: Release, target: str, folder: Path, builder: str | Non
     trt = api.load(chosen)
     driver = None if chosen == "tensorrt-rtx" else _driver_here(target, sms)
     store = EngineStore(folder)
-    built = [
-        (
-            model,
-            build_engine(trt, model.path.read_bytes(), model.path.name, sms=_ahead(chosen, sms), timing_cache=cache),
+    cache = _cache(store, chosen, trt.__version__, sms)
+    waiting: list[tuple[EngineEntry, bytes]] = []
+    paths = []
+    for model in models:
+        entry = EngineEntry(
+            file=f"{model.role}-{model.precision}-{target}.{EXTENSION[chosen]}",
+            role=model.role,
+            precision=model.precision,
+            target=target,
+            builder=chosen,
+            builder_version=trt.__version__,
+            sms=list(sms),
+            driver=driver,
+            onnx_sha256=sha256_of(model.path),
+            sha256="",
+            shapes=Shapes().limits(),
         )
-        for cache in [_cache(store, chosen, trt.__version__, sms)]
-        for model in models
-    ]
-    return [
-        store.add(
-            EngineEntry(
-                file=f"{model.role}-{model.precision}-{target}.{EXTENSION[chosen]}",
-                role=model.role,
-                precision=model.precision,
-                target=target,
-                builder=chosen,
-                builder_version=trt.__version__,
-                sms=list(sms),
-                driver=driver,
-                onnx_sha256=sha256_of(model.path),
-                sha256="",
-                shapes=Shapes().limits(),
-            ),
-            engine,
-        )
-        for model, engine in built
-    ]
+        paths.append(folder / entry.file)
+        if store.built(entry) is None:
+            ahead = _ahead(chosen, sms)
+            onnx = model.path.read_bytes()
+            waiting.append((entry, build_engine(trt, onnx, model.path.name, sms=ahead, timing_cache=cache)))
+    for entry, engine in waiting:
+        store.add(entry, engine)
+    return paths
 
 
 def gpu_models(release: Release) -> list[Model]:

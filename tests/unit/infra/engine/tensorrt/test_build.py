@@ -48,6 +48,24 @@ def test_one_engine_is_built_for_several_sms(rtx: TensorRT) -> None:
     assert build(rtx, "edge", "int8", (75, 80, 86, 89, 120))
 
 
+# TensorRT-RTX measures nothing: its caches are empty, and it says so. The calls are TensorRT's.
+@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX 1.2:DeprecationWarning")
+@pytest.mark.parametrize("kept", [None, b"", b"no timing cache"])
+def test_a_timing_cache_is_written_for_the_next_build_and_a_damaged_one_begun_anew(
+    rtx: TensorRT, tmp_path: Path, kept: bytes | None
+) -> None:
+    file, cache = models()["edge"]["fp16"], tmp_path / "engines" / "timing"
+    if kept is not None:
+        cache.parent.mkdir()
+        cache.write_bytes(kept)
+    engine = build_engine(rtx, file.read_bytes(), file.name, sms=(86,), timing_cache=cache)
+    assert engine
+    written = cache.read_bytes()
+    assert written not in (b"", kept)
+    assert build_engine(rtx, file.read_bytes(), file.name, sms=(86,), timing_cache=cache)
+    assert cache.read_bytes() == written
+
+
 def test_nothing_is_printed_while_an_engine_is_built(rtx: TensorRT, capfd: pytest.CaptureFixture[str]) -> None:
     build(rtx, "edge", "fp16", (86,))
     print("the command's own line")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from infra.commands.release import app
 from infra.engine.run import EngineUnavailable
 from infra.engine.store import EngineStore
+from infra.engine.tensorrt.api import TensorRT
+from infra.engine.tensorrt.build import build_engine
 from infra.engine.tensorrt.release import build_target
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import Release, read_release
@@ -42,6 +45,28 @@ def test_the_command_builds_both_rankers_beside_the_release_and_leaves_it_as_it_
     )  # fmt: skip
     assert (entry.target, entry.driver, entry.shapes["candidates"]) == ("t4", None, 512)
     assert engine == (release.path.with_name("small.engines") / entry.file).read_bytes()
+
+
+def test_only_what_is_missing_or_damaged_is_built_again(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    files = build_target(release, "l4", tmp_path, "tensorrt-rtx")
+    contents = [file.read_bytes() for file in files]
+    built: list[str] = []
+
+    def counted(trt: TensorRT, model: bytes, name: str, **rest: Any) -> bytes:
+        built.append(name)
+        return build_engine(trt, model, name, **rest)
+
+    monkeypatch.setattr("infra.engine.tensorrt.release.build_engine", counted)
+    assert build_target(release, "l4", tmp_path, "tensorrt-rtx") == files
+    assert built == []
+    files[0].write_bytes(b"damaged")
+    files[1].unlink()
+    assert build_target(release, "l4", tmp_path, "tensorrt-rtx") == files
+    assert built == ["mlp.int8.onnx", "mlp.fp16.onnx"]
+    assert [len(file.read_bytes()) for file in files] == [len(content) for content in contents]
 
 
 def test_a_release_without_gpu_models_is_refused(tmp_path: Path) -> None:
