@@ -1,7 +1,8 @@
 """How long engines take, beside each other in one run; and what they change in an order. No clock but the machine's.
 
-Engines take turns, request by request, so that whatever else the machine does hits all of them alike: ratios hold on a
-busy machine, absolute times are upper bounds. Refuses nothing.
+Engines take turns of a few runs, so that whatever else the machine does hits all of them alike: ratios hold on a busy
+machine, absolute times are upper bounds. The first run of a turn is not counted: it would pay for the caches that the
+engine before has filled. Refuses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 
 WARM_RUNS = 3
-LEAST_RUNS = 20
+RUNS_PER_TURN = 5
+LEAST_TURNS = 4
 DEPTH = 20
 
 
@@ -43,19 +45,21 @@ class Agreement:
 
 
 def take_turns(runs: Mapping[str, Callable[[], object]], seconds: float, n_requests: int) -> dict[str, Timing]:
-    """Run all in turn for `seconds`, at least `LEAST_RUNS` times each; one run answers `n_requests`."""
+    """Run all in turn for `seconds`, at least `LEAST_TURNS` turns; one run answers `n_requests`."""
     for run in runs.values():
         for _ in range(WARM_RUNS):
             run()
     wall: dict[str, list[float]] = {name: [] for name in runs}
     cpu: dict[str, list[float]] = {name: [] for name in runs}
     end_s, turns = time.perf_counter() + seconds, 0
-    while turns < LEAST_RUNS or time.perf_counter() < end_s:
+    while turns < LEAST_TURNS or time.perf_counter() < end_s:
         for name, run in runs.items():
-            began_s, began_cpu_s = time.perf_counter(), time.thread_time()
             run()
-            cpu[name].append(time.thread_time() - began_cpu_s)
-            wall[name].append(time.perf_counter() - began_s)
+            for _ in range(RUNS_PER_TURN):
+                began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+                run()
+                cpu[name].append(time.thread_time() - began_cpu_s)
+                wall[name].append(time.perf_counter() - began_s)
         turns += 1
     return {name: _timing(wall[name], cpu[name], n_requests) for name in runs}
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.engine.measure import LEAST_RUNS, agreement, auc, resident_bytes, take_turns
+from infra.engine.measure import LEAST_TURNS, RUNS_PER_TURN, agreement, auc, resident_bytes, take_turns
 
 
 def test_engines_take_turns_and_run_equally_often() -> None:
@@ -14,9 +14,9 @@ def test_engines_take_turns_and_run_equally_often() -> None:
 
     timings = take_turns(runs, 0.0, n_requests=4)
 
-    measured = order[-2 * LEAST_RUNS :]
-    assert measured == ["a", "b"] * LEAST_RUNS
-    assert timings["a"].runs == timings["b"].runs == LEAST_RUNS
+    one_turn = ["a"] * (1 + RUNS_PER_TURN) + ["b"] * (1 + RUNS_PER_TURN)
+    assert order[-LEAST_TURNS * len(one_turn) :] == one_turn * LEAST_TURNS
+    assert timings["a"].runs == timings["b"].runs == LEAST_TURNS * RUNS_PER_TURN
     for timing in timings.values():
         assert 0 < timing.p50_ms <= timing.p95_ms
         assert timing.requests_per_s == pytest.approx(4e3 / timing.p50_ms)
