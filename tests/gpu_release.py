@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -24,6 +26,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 def models() -> Mapping[Role, Mapping[Precision, Path]]:
     """ONNX files of both rankers: FP32, FP16, INT8 over FP16."""
     folder = Path(mkdtemp(prefix="trirank-gpu-models-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found: dict[Role, dict[Precision, Path]] = {"edge": {}, "rerank": {}}
     for role, files in found.items():
         fp32 = exported(role)
