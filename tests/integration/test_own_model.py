@@ -35,10 +35,8 @@ def _block(name: str) -> str:
     return found.group(1)
 
 
-def _train(folder: Path, out: Path, rerank: Architecture | None = None) -> Release:
-    recipe = replace(Recipe(), batch_size=32)
-    if rerank is not None:
-        recipe = replace(recipe, rerank=rerank)
+def _train(folder: Path, out: Path, rerank: Architecture) -> Release:
+    recipe = replace(Recipe(), batch_size=32, rerank=rerank)
     return train_release(str(folder), out, cache=out.parent, seed=5, epochs=1, recipe=recipe, console=QUIET)
 
 
@@ -57,10 +55,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example's module and a release of the shipped models."""
+    """A folder with the example's module and a release of shipped models, a DIN in the place of the BST."""
     work = tmp_path_factory.mktemp("own")
     (work / "my_rankers.py").write_text(_block("my_rankers.py"))
-    _train(folder, work / "release")
+    _train(folder, work / "release", rerank_architecture("din"))
     return work
 
 
@@ -156,8 +154,8 @@ def test_other_data_no_model_and_a_taken_place_are_refused(work: Path, tmp_path:
         replace_models(source, str(other), source.path, models=models, cache=tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_din_is_trained_and_released_like_the_bst(folder: Path, tmp_path: Path) -> None:
-    release = _train(folder, tmp_path / "din", rerank_architecture("din"))
+def test_a_din_is_trained_and_released_like_the_bst(work: Path) -> None:
+    release = read_release(work / "release")
     assert release.manifest.made_with["architectures"]["rerank"]["name"] == "din"
     assert release.manifest.models["rerank"]["fp32"] == "rerank/bst.fp32.onnx"
     _scores_as_recorded(release)
