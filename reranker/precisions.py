@@ -234,7 +234,7 @@ def _score(
     found: dict[Role, dict[Precision, Scored | str]] = {role: {} for role in ROLES}
     for (role, precision), scores in logits.items():
         found[role][precision] = failed.get((role, precision)) or Scored(
-            scores[:, 0], {kind: scores[:, bounds[i] : bounds[i + 1]] for i, kind in enumerate(negatives)}
+            scores[:, 0], {kind: scores[:, bounds[i] : bounds[i + 1]] for i, kind in enumerate(negatives)}, candidates
         )
     return found
 

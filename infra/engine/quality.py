@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+BOOL = NDArray[np.bool_]
 
 DEPTH = 20
 # Standard errors of a difference that chance alone seldom reaches.
@@ -36,10 +38,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Logits of one model: of the taken items f32[R], and of the others f32[R, n] per kind of negatives."""
+    """Logits of one model: of the taken items f32[R], and of the others f32[R, n] per kind of negatives. `items`
+    i64[R, 1 + n of all kinds] tells candidates of a request that are the same item: they are one in its first 20."""
 
     taken: F32
     negatives: Mapping[str, F32]
+    items: I64 | None = None
 
     def by_request(self) -> F32:
         """All logits, f32[R, 1 + n of all kinds]."""
@@ -92,7 +96,7 @@ def compare(fp32: Scored, other: Scored, log_loss_negatives: float) -> Compariso
         },
         logit_rmse=float(np.sqrt((difference**2).mean())),
         largest_logit_difference=float(np.abs(difference).max()),
-        overlap_at_20=overlap(before, after, DEPTH) if finite else 0.0,
+        overlap_at_20=overlap(before, after, DEPTH, fp32.items) if finite else 0.0,
     )
 
 
@@ -148,14 +152,29 @@ def change(taken: F32, negatives: F32, other_taken: F32, other_negatives: F32, l
     )
 
 
-def overlap(before: F32, after: F32, depth: int) -> float:
-    """Mean share of the `depth` highest of each row that are among the `depth` highest of the other's."""
+def overlap(before: F32, after: F32, depth: int, items: I64 | None = None) -> float:
+    """Mean share of the `depth` highest of each row that are among the `depth` highest of the other's; of candidates
+    that are the same of `items`, the first counts."""
     depth = min(depth, before.shape[1])
+    if items is not None:
+        repeated = _repeated(items)
+        before, after = np.where(repeated, -np.inf, before), np.where(repeated, -np.inf, after)
     first = np.argsort(-before, axis=1, kind="stable")[:, :depth]
     second = np.argsort(-after, axis=1, kind="stable")[:, :depth]
     chosen = np.zeros(before.shape, np.bool_)
     np.put_along_axis(chosen, first, True, axis=1)
     return float(np.take_along_axis(chosen, second, axis=1).mean())
+
+
+def _repeated(items: I64) -> BOOL:
+    """Whether the same item stands further to the left in its row."""
+    order = np.argsort(items, axis=1, kind="stable")
+    ordered = np.take_along_axis(items, order, axis=1)
+    same = np.zeros(items.shape, np.bool_)
+    same[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    repeated = np.empty(items.shape, np.bool_)
+    np.put_along_axis(repeated, order, same, axis=1)
+    return repeated
 
 
 def _auc(taken: F32, negatives: F32) -> tuple[float, F64]:

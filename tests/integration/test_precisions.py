@@ -29,6 +29,7 @@ def settings() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in LIMITS.items():
             patch.setenv(f"TRIRANK_PRECISION_MAX_{name}", value)
+        patch.setenv("TRIRANK_PRECISION_MIN_OVERLAP_AT_20_FP16", "0.9")
         patch.setenv("TRIRANK_PRECISION_MIN_OVERLAP_AT_20_INT8", "0.8")
         yield patch
 

@@ -120,3 +120,13 @@ def test_overlap_counts_what_is_among_the_first_of_both() -> None:
     after = np.array([[5.0, 1.0, 3.0, 2.0], [4.0, 5.0, 3.0, 2.0]], np.float32)
     assert overlap(before, after, 2) == 0.75
     assert overlap(before, after, 9) == 1.0
+
+
+def test_candidates_that_are_the_same_item_are_one_of_the_first() -> None:
+    items = np.array([[7, 8, 7, 7, 9, 5]])
+    before = np.array([[5.0, 4.0, 5.0, 5.0, 3.0, 1.0]], np.float32)
+    after = np.array([[4.0, 5.0, 4.0, 4.0, 3.0, 1.0]], np.float32)
+    assert overlap(before, after, 2) == 0.5
+    assert overlap(before, after, 2, items) == 1.0
+    swapped = np.array([[5.0, 3.0, 5.0, 5.0, 4.0, 1.0]], np.float32)
+    assert overlap(before, swapped, 2, items) == 0.5
