@@ -1,6 +1,6 @@
 """Training from a log larger than memory: resident memory, and its rate beside the same log in memory.
 
-    python -m tests.bench.stream_training --events 20000000 [--steps 1000] [--folder DIR] [--json]
+    python -m tests.bench.stream_training --events 20000000 [--steps 1000] [--buffer-events N] [--folder DIR] [--json]
 
 Writes a synthetic log to Parquet (once per folder), then, each in a process of its own:
 `streamed`  reads and spills it, fits a bounded number of steps, ranks the test events and writes a release: memory.
@@ -51,7 +51,7 @@ def write_log(folder: Path, n_events: int, seed: int = 0) -> None:
     done.touch()
 
 
-def streamed(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
+def streamed(folder: Path, steps: int, buffer_events: int, seed: int = 0) -> dict[str, float]:
     """Memory and times of a streamed training with a bounded number of steps."""
     from infra.clock import SystemClock
     from reranker.descent import PARTS
@@ -61,7 +61,7 @@ def streamed(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
     from reranker.report import quality, split_report
 
     begun_s = time.monotonic()
-    log, rankers, recipe, rng = _prepared(folder, seed)
+    log, rankers, recipe, rng = _prepared(folder, buffer_events, seed)
     spilled_s = time.monotonic() - begun_s
     source = Bounded(log.samples(rankers.tables.schema, recipe, rng), PARTS * steps)
     begun_s = time.monotonic()
@@ -95,7 +95,7 @@ def streamed(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
     }
 
 
-def rates(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
+def rates(folder: Path, steps: int, buffer_events: int, seed: int = 0) -> dict[str, float]:
     """Events per second from the stream and from memory, in turns."""
     import torch
 
@@ -106,7 +106,7 @@ def rates(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
     from infra.clock import SystemClock
     from reranker.descent import PARTS, Descent
 
-    log, rankers, recipe, rng = _prepared(folder, seed)
+    log, rankers, recipe, rng = _prepared(folder, buffer_events, seed)
     whole = log.spilled.shards.read(range(log.spilled.shards.n))
     data = Dataset(
         **{name: getattr(log.known, name) for name in Known.__dataclass_fields__},
@@ -171,7 +171,7 @@ class Bounded:
         return self._source.batches(number, start, stop, step)  # type: ignore[attr-defined,no-any-return]
 
 
-def _prepared(folder: Path, seed: int):  # type: ignore[no-untyped-def]
+def _prepared(folder: Path, buffer_events: int, seed: int):  # type: ignore[no-untyped-def]
     import torch
 
     from edge_ranker.tables import Tables
@@ -186,7 +186,7 @@ def _prepared(folder: Path, seed: int):  # type: ignore[no-untyped-def]
     torch.manual_seed(seed)
     log = StreamedLog(spill(LogParts(folder), folder.with_name(f"{folder.name}.spill")))
     rankers = Rankers(Tables(schema_for(log.n_users(), log.known), log.fitted()))
-    return log, rankers, replace(Recipe(), amp="off"), np.random.default_rng(seed)
+    return log, rankers, replace(Recipe(), amp="off", buffer_events=buffer_events), np.random.default_rng(seed)
 
 
 def _rss_mb() -> int:
@@ -199,12 +199,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=20_000_000)
     parser.add_argument("--steps", type=int, default=1000, help="steps of 256 events that are measured")
+    parser.add_argument("--buffer-events", type=int, default=2_000_000, help="as of trirank train --stream")
     parser.add_argument("--folder", type=Path, help="where the log is written (default: a temporary folder)")
     parser.add_argument("--only", choices=["streamed", "rates"], help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
     if asked.only is not None:
-        print(json.dumps({"streamed": streamed, "rates": rates}[asked.only](asked.folder, asked.steps)))
+        print(
+            json.dumps(
+                {"streamed": streamed, "rates": rates}[asked.only](asked.folder, asked.steps, asked.buffer_events)
+            )
+        )
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = (asked.folder or Path(temporary)) / f"log-{asked.events}"
@@ -212,15 +217,13 @@ def main() -> None:
         found = {}
         for name in ("streamed", "rates"):
             again = [sys.executable, "-m", "tests.bench.stream_training", "--only", name]
-            more = ["--folder", str(folder), "--steps", str(asked.steps)]
-            found[name] = json.loads(subprocess.run([*again, *more], check=True, capture_output=True).stdout)
+            more = ["--folder", folder, "--steps", asked.steps, "--buffer-events", asked.buffer_events]
+            child = subprocess.run([*again, *map(str, more)], check=True, stdout=subprocess.PIPE)
+            found[name] = json.loads(child.stdout)
+            if not asked.json:
+                print(name, *(f"  {what:<34} {number}" for what, number in found[name].items()), sep="\n", flush=True)
     if asked.json:
         print(json.dumps(found, indent=2))
-        return
-    for name, numbers in found.items():
-        print(name)
-        for what, number in numbers.items():
-            print(f"  {what:<34} {number}")
 
 
 if __name__ == "__main__":
