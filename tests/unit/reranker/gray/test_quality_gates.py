@@ -59,6 +59,21 @@ def test_answers_that_have_little_in_common_with_stables_fail(gate: Gate) -> Non
     assert "on average of 400 comparisons" in found.sentence
 
 
+def test_comparisons_of_an_earlier_step_count_in_one_without_a_shadow() -> None:
+    window = Window(GOOD, GOOD, GOOD, ALIKE, GOOD)
+    now = replace(window, shadow=Figures())
+
+    assert judge(OVERLAP, Readings((now,) * 3, now, window)).verdict == "healthy"
+
+
+def test_answers_that_drift_apart_in_a_late_step_are_found_though_the_release_began_well() -> None:
+    late = Figures(requests=300, overlap={bucket_of_unit(0.2): 300})
+    begun = Figures(requests=10_000, overlap={bucket_of_unit(0.9): 10_000})
+    step, total = Window(shadow=late), Window(shadow=begun.plus(late))
+
+    assert judge(OVERLAP, Readings((step,) * 3, step, total)).verdict == "unhealthy"
+
+
 def test_ninety_nine_comparisons_are_no_evidence() -> None:
     few = Figures(requests=99, overlap={0: 99}, agreement={0: 99})
 
