@@ -156,7 +156,7 @@ def close_quietly(engine: Engine) -> None:
 
 
 def _cause(error: Exception) -> Cause:
-    if isinstance(error, EngineUnavailable):
+    if isinstance(error, EngineUnavailable | ImportError):
         return "unavailable"
     if isinstance(error, EngineDisagrees):
         return "disagrees"

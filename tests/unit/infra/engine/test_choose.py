@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def test_a_file_that_is_no_model_is_damaged(tmp_path: Path, model: Path, check: 
     )
 
     assert refusals == ["torch-cpu:fp32 damaged"]
+
+
+def test_an_engine_whose_package_is_not_installed_is_unavailable(model: Path, check: FormulaCheck) -> None:
+    absent = Offer("tensorrt", "fp16", lambda: importlib.import_module("a_package_nobody_has"))  # type: ignore[arg-type]
+
+    _, _, refusals = chosen([absent, offer(model, Fuse(), "onnxruntime-cpu")], check)
+
+    assert refusals == ["tensorrt:fp16 unavailable"]
 
 
 def test_a_heavy_engine_is_not_opened_to_stand_by(model: Path, check: FormulaCheck) -> None:
