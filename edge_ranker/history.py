@@ -61,4 +61,5 @@ def logits_of(model: nn.Module, history: HistoryParts, target: Tensor, user: Ten
     if torch.is_grad_enabled():
         return model(hist, target, history.mask, user)  # type: ignore[no-any-return]
     at_once = max(1, _TOKENS_AT_ONCE // history.mask.numel())
-    return torch.cat([model(hist, some, history.mask, user) for some in target.split(at_once, dim=1)], dim=1)
+    pieces = torch.split(target, at_once, dim=1)
+    return torch.cat([model(hist, some, history.mask, user) for some in pieces], dim=1)
