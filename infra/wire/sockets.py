@@ -19,6 +19,9 @@ _MAX_FRAME_BYTES = 256 * 1024 * 1024
 # Per connection, in each direction; more than one client may have in flight. A peer that does not read fills it and
 # its further messages are dropped (server) or refused (client).
 _QUEUE_MESSAGES = 4096
+# What the kernel holds between two processes: rows of a whole request without waiting for the reader (it grants less
+# where its own limit is lower).
+_BUFFER_BYTES = 1024 * 1024
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 3000
 _RECONNECT_MS = 10
@@ -33,6 +36,8 @@ def configure(socket: Socket, address: str) -> None:
     socket.linger = 0
     socket.sndhwm = _QUEUE_MESSAGES
     socket.rcvhwm = _QUEUE_MESSAGES
+    socket.sndbuf = _BUFFER_BYTES
+    socket.rcvbuf = _BUFFER_BYTES
     socket.maxmsgsize = _MAX_FRAME_BYTES
     socket.ipv6 = "[" in address
     socket.handshake_ivl = _HANDSHAKE_MS
