@@ -207,7 +207,8 @@ def write_release(
     for target, content in ((CATALOGUE, catalogue), (USERS, users), (REQUESTS, requests)):
         _write_list(draft / target, content)
     for table, (_, rows) in tables.items():
-        _write_table(draft / f"tables/{table}.safetensors", rows)
+        tensors = {"keys": rows.keys, "rows": rows.rows, "versions": rows.versions, "default_row": rows.default_row}
+        save_file(tensors, draft / f"tables/{table}.safetensors")
         # safetensors writes for its owner alone; the files of a release are as readable as any other.
         shutil.copymode(draft / CATALOGUE, draft / f"tables/{table}.safetensors")
     for role, by_precision in models.items():
@@ -288,17 +289,10 @@ def _check_models(path: Path, manifest: Manifest) -> None:
     if manifest.models.keys() != set(ROLES):
         raise ReleaseRefused(f"{path}: models of {sorted(manifest.models)}, there must be those of {sorted(ROLES)}")
     for role in ROLES:
-        known = {precision: model_file(role, precision) for precision in PRECISIONS}
+        known: dict[str, str] = {precision: model_file(role, precision) for precision in PRECISIONS}
         for precision, name in manifest.models[role].items():
-            if (precision, name) not in known.items():
-                raise ReleaseRefused(
-                    f"{path}: {role} has {precision!r} in {name!r}; this version knows {', '.join(PRECISIONS)}, "
-                    f"{known['fp32']!r} and so on"
-                )
-
-
-def _write_table(file: Path, rows: TableRows) -> None:
-    save_file({"keys": rows.keys, "rows": rows.rows, "versions": rows.versions, "default_row": rows.default_row}, file)
+            if known.get(precision) != name:
+                raise ReleaseRefused(f"{path}: {role} has {precision!r} in {name!r}; this version knows {known}")
 
 
 def _sha256(path: Path) -> str:
