@@ -16,8 +16,8 @@ F32 = NDArray[np.float32]
 
 # Largest difference of one logit: float32 summed in another order.
 LARGEST_FP32 = 1e-3
-# Root mean square error over the standard deviation of the recorded logits. Measured on MovieLens-100K, where the
-# deviation is about 3: FP16 0.002, INT8 0.04. A kernel that computes something else is far above.
+# Root mean square error over the standard deviation of the recorded logits. On MovieLens-100K the deviation is 2.5 to
+# 2.8, and the error of FP16 0.0004 of it, of INT8 0.011 (edge) and 0.019 (BST); a wrong kernel is far above.
 LARGEST_RMSE = {"fp16": 0.02, "int8": 0.15}
 
 
