@@ -54,7 +54,9 @@ def test_a_killed_leader_is_followed_by_another_and_the_ramp_goes_on(release_dir
             os.kill(int(killed.split("-")[1]), signal.SIGKILL)
             began_s = time.monotonic()
             eventually(lambda: leader() not in ("", killed), timeout_s=10)
-            assert time.monotonic() - began_s <= 3.0
+            took_s = time.monotonic() - began_s
+            print(f"another gateway leads after {took_s:.2f} s")
+            assert took_s <= 3.0
 
         def steps() -> list[str]:
             shown = trirank("release", "history", "--json", "--home", str(stack.home))
