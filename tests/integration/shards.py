@@ -129,7 +129,7 @@ class ShardProcess:
 
     def wait(self) -> None:
         """Wait until it serves."""
-        assert self._ours.poll(60)
+        assert self._ours.poll(180)
         self.address = self._ours.recv()
 
     def kill(self) -> None:
