@@ -7,12 +7,10 @@ other way round. Nothing here touches a request.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -28,6 +26,7 @@ from typing import IO
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, TrirankError
 from infra.lifecycle import on_stop_signals
+from infra.preflight import lock_run_dir, refuse_taken_port
 from infra.release import Release, read_release
 from infra.settings import Settings
 from infra.state import StackState, state_path, write_state
@@ -109,9 +108,9 @@ class Stack:
         release = read_release(settings.release.resolve())
         _refuse_foreign_schema(release)
         settings.run_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock_run_dir(settings)
+        self._lock = lock_run_dir(settings)
         self._undo.append(("lock", self._lock.close))
-        _refuse_taken_port(settings.host, settings.port)
+        refuse_taken_port(settings.host, settings.port)
         # Sockets and notes of processes of an earlier stack; nobody listens there any more.
         for left in ("sock", "engines"):
             shutil.rmtree(settings.run_dir / left, ignore_errors=True)
@@ -281,29 +280,6 @@ def _refuse_foreign_schema(release: Release) -> None:
     from feature_service.schema import schema_of
 
     schema_of(release.manifest.schema, release.manifest.schema_fingerprint)
-
-
-def _lock_run_dir(settings: Settings) -> IO[str]:
-    lock = (settings.run_dir / "lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ConfigurationError(
-            f"home: a stack is already running in {settings.home}; `trirank down` stops it, --home names another folder"
-        ) from None
-    return lock
-
-
-def _refuse_taken_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigurationError(
-                f"port: {host}:{port} cannot be used ({error.strerror}); choose another with --port"
-            ) from error
 
 
 def _shown_host(host: str) -> str:
