@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.engine.batch import Features
@@ -102,6 +102,7 @@ def test_entropy_clips_a_long_thin_tail_and_keeps_an_even_spread() -> None:
     assert threshold(Magnitudes(60.0, even), "entropy") == 60.0
 
 
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 1000), min_size=N_BINS // 64, max_size=N_BINS // 64).filter(any))
 def test_no_method_reaches_beyond_the_largest_value_and_the_percentile_holds_its_share(coarse: list[int]) -> None:
     counts = np.repeat(np.array(coarse), 64)
