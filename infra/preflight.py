@@ -1,4 +1,4 @@
-"""What stands in the way of a stack before anything is started: another one in the same home, or a taken port.
+"""What stands in the way of a stack before anything is started: another one in the same home, a taken port, no GPU.
 
 Refuses with what to do about it. Invariant: one home folder has one running stack.
 """
@@ -6,7 +6,9 @@ Refuses with what to do about it. Invariant: one home folder has one running sta
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
+from pathlib import Path
 from typing import IO
 
 from infra.errors import ConfigurationError
@@ -36,3 +38,13 @@ def refuse_taken_port(host: str, port: int) -> None:
             raise ConfigurationError(
                 f"port: {host}:{port} cannot be used ({error.strerror}); choose another with --port"
             ) from error
+
+
+def refuse_missing_gpu(shard_device: str) -> None:
+    """Raises ConfigurationError when shards are to use a GPU that this machine does not show."""
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    if shard_device.startswith("cuda") and not interpreted and not Path("/dev/nvidiactl").exists():
+        raise ConfigurationError(
+            f"shard_device: {shard_device} is asked for, and this machine shows no NVIDIA GPU (no /dev/nvidiactl); "
+            "install the driver, or set shard_device to auto or cpu"
+        )

@@ -7,6 +7,7 @@ gets what it needs as arguments.
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ from infra.engine.names import check_names
 from infra.errors import ConfigurationError
 
 PREFIX = "TRIRANK_"
+DEFAULT_FILE = "trirank.toml"
 # Variables with our prefix that are not settings.
 _NOT_SETTINGS = frozenset({"TRIRANK_CONFIG"})
 
@@ -158,7 +160,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Command line over environment over file."""
-        file = Path(os.environ.get("TRIRANK_CONFIG", "trirank.toml"))
+        file = Path(os.environ.get("TRIRANK_CONFIG", DEFAULT_FILE))
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
 
     @property
@@ -198,8 +200,13 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigurationError(f"TRIRANK_CONFIG: there is no file {config}")
     try:
         settings = Settings(**{k: v for k, v in given.items() if v is not None})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{config or DEFAULT_FILE} is no TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "extra_forbidden":
+            name = ".".join(str(part) for part in first["loc"])
+            raise ConfigurationError(f"{name}: there is no such setting; see `trirank up --help`") from error
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigurationError(f"{key}: {first['msg']} (got {first['input']!r})") from error
     if settings.partitions < settings.shards:

@@ -26,7 +26,7 @@ from typing import IO
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, TrirankError
 from infra.lifecycle import on_stop_signals
-from infra.preflight import lock_run_dir, refuse_taken_port
+from infra.preflight import lock_run_dir, refuse_missing_gpu, refuse_taken_port
 from infra.release import Release, read_release
 from infra.settings import Settings
 from infra.state import StackState, state_path, write_state
@@ -110,6 +110,7 @@ class Stack:
         settings.run_dir.mkdir(parents=True, exist_ok=True)
         self._lock = lock_run_dir(settings)
         self._undo.append(("lock", self._lock.close))
+        refuse_missing_gpu(settings.shard_device)
         refuse_taken_port(settings.host, settings.port)
         # Sockets and notes of processes of an earlier stack; nobody listens there any more.
         for left in ("sock", "engines"):
@@ -273,6 +274,8 @@ class Stack:
             except OSError as error:
                 answer = str(error)
             self._stopping.wait(0.1)
+        if self._stopping.is_set():
+            raise TrirankError("stopped before it was ready")
         raise TrirankError(f"not ready after {READY_TIMEOUT_S:.0f} s: {answer}; logs are in {self._settings.run_dir}")
 
 

@@ -142,7 +142,8 @@ def _recorded(
         request = request_of(timeline, event, items, rankers.tables.schema.max_history)
         logits = dict(zip(worst, scorer.score(request), strict=True))
         for model, trained in _trained_logits(rankers, timeline, event, items).items():
-            worst[model] = max(worst[model], float(np.abs(trained - logits[model]).max()))
+            scale = max(1.0, float(np.abs(trained).max()))
+            worst[model] = max(worst[model], float(np.abs(trained - logits[model]).max()) / scale)
         requests.append(
             msgspec.structs.replace(
                 request, edge_logits=logits["edge"].tolist(), rerank_logits=logits["rerank"].tolist()

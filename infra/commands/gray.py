@@ -18,12 +18,14 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.errors import ConfigurationError, TrirankError
+from infra.errors import ConfigurationError, InvalidInput, TrirankError
 from infra.release import read_release
 from infra.settings import Settings, load_settings
 from infra.state import control_token, read_state
 
 READY_S = 180.0
+# What a start waits for: the tiers of the candidate release, or a Redis that is coming back.
+_PASSES = ("/problems/release-not-ready", "/problems/redis-unavailable")
 Home = Annotated[Path | None, typer.Option(help="Folder of the running stack (default .trirank).")]
 Why = Annotated[str, typer.Option(help="The reason, for the audit log.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the gateway's answer as it is.")]
@@ -91,7 +93,7 @@ def start(
     """Bring a release up beside the one that serves, wait until every tier has it, and show it to the first users."""
     api = _Api(home)
     candidate = read_release(directory.resolve()).manifest.name
-    given = json.loads(plan.read_text()) if plan else {}
+    given = _read_plan(plan) if plan else {}
     found = api.ask("GET", "")["releases"]
     draft = {
         "name": name or f"{candidate}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
@@ -100,7 +102,10 @@ def start(
         "path": str(directory.resolve()),
         **given,
     }
-    created = api.ask("POST", "", draft)
+    # A start that was cut short has left a draft: it goes on.
+    left = found and found[0]["state"] == "draft" and not (given or name)
+    goes_on = left and all(found[0]["plan"][part] == draft[part] for part in ("stable", "candidate", "path"))
+    created = found[0] if goes_on else api.ask("POST", "", draft)
     print(f"{created['name']}: bringing up {candidate} beside {draft['stable']} ...", file=sys.stderr)
     end_s = time.monotonic() + READY_S
     while True:
@@ -108,10 +113,22 @@ def start(
             started = api.change("start", why)
             break
         except _Refused as refused:
-            if refused.kind != "/problems/release-not-ready" or time.monotonic() > end_s:
+            if refused.kind not in _PASSES or time.monotonic() > end_s:
                 raise
             time.sleep(0.5)
     print(_line(started))
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        given = json.loads(path.read_text())
+    except OSError as error:
+        raise InvalidInput("plan", f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidInput("plan", f"{path} is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise InvalidInput("plan", f"{path} holds no JSON object")
+    return given
 
 
 def status(home: Home = None, as_json: Json = False) -> None:

@@ -127,7 +127,18 @@ def _table(answer: dict[str, Any], indent: str = "") -> str:
             lines += [f"{indent}{name}:", _table(value, indent + "  ")]
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             lines.append(f"{indent}{name}:")
-            lines += [f"{indent}  - " + "  ".join(f"{k}={v}" for k, v in row.items()) for row in value]
+            lines += [f"{indent}  - " + "  ".join(f"{k}={_cell(v)}" for k, v in row.items()) for row in value]
         else:
             lines.append(f"{indent}{name}: {value}")
     return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    """One value within a line; texts that do not fit there are counted, and `--json` has them."""
+    if isinstance(value, dict):
+        if any(isinstance(one, str | dict | list) for one in value.values()):
+            return f"{len(value)} (see --json)"
+        return ",".join(f"{name}:{one}" for name, one in value.items()) or "none"
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return str(value)

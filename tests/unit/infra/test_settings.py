@@ -39,6 +39,12 @@ def test_an_unknown_key_of_the_file_is_refused_by_name(tmp_path: Path) -> None:
         load_settings()
 
 
+def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path) -> None:
+    (tmp_path / "trirank.toml").write_text("shards = = 2\n")
+    with pytest.raises(ConfigurationError, match=r"trirank\.toml is no TOML: .*line 1"):
+        load_settings()
+
+
 def test_a_config_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIRANK_CONFIG", "elsewhere.toml")
     with pytest.raises(ConfigurationError, match=r"elsewhere\.toml"):

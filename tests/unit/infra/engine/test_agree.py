@@ -16,8 +16,15 @@ def off_by(error: float) -> list[np.ndarray]:
 
 
 def test_fp32_has_to_give_the_recorded_scores_to_rounding() -> None:
-    assert disagreement(RECORDED, off_by(0.9 * LARGEST_FP32), "fp32") is None
-    assert "up to 0.0011" in str(disagreement(RECORDED, off_by(1.1 * LARGEST_FP32), "fp32"))
+    limit = LARGEST_FP32 * float(np.abs(np.concatenate(RECORDED)).max())
+    assert disagreement(RECORDED, off_by(0.9 * limit), "fp32") is None
+    assert "up to 0.0011 of the largest" in str(disagreement(RECORDED, off_by(1.1 * limit), "fp32"))
+
+
+def test_small_scores_have_to_be_given_to_a_fixed_difference() -> None:
+    small = [logits * np.float32(1e-3) for logits in RECORDED]
+    other = [logits + np.float32(1.1 * LARGEST_FP32) for logits in small]
+    assert disagreement(small, other, "fp32") is not None
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
