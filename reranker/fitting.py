@@ -83,6 +83,8 @@ class Fitting:
     def _progress(self, samples: BatchSource) -> Iterator[Callable[[], None]]:
         total = self.passes * steps_per_pass(samples, self.recipe.accumulate)
         console = self.console
+        if not console.is_terminal:
+            console.print(f"training: {total} steps in {self.passes} passes", highlight=False)
         with Progress(*COLUMNS, console=console, disable=not console.is_terminal, transient=True) as progress:
             task = progress.add_task("training", total=total)
             yield lambda: progress.advance(task)

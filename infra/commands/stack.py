@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ import typer
 from infra.errors import ConfigurationError, TrirankError
 from infra.lifecycle import alive, guard, on_stop_signals
 from infra.logs import configure_logging
+from infra.release import read_release
 from infra.settings import load_settings
 from infra.state import read_state, state_path
 
@@ -60,17 +62,23 @@ def supervise(given: str) -> None:
         state = stack.start()
         if stack.stopping:
             return
-        print(_welcome(state.url, time.monotonic() - started_s), flush=True)
+        print(_welcome(state.url, time.monotonic() - started_s, _somebody(settings.release)), flush=True)
         stack.supervise()
     finally:
         stack.stop()
 
 
-def _welcome(url: str, seconds: float) -> str:
-    body = '{"user_id":"196","k":10,"explain":true}'
+def _somebody(release: Path | None) -> str:
+    """A user the release knows, for the line to try it with."""
+    users = read_release(release, verify_files=False).users() if release else []
+    return users[0].user_id if users else "somebody"
+
+
+def _welcome(url: str, seconds: float, user_id: str) -> str:
+    body = json.dumps({"user_id": user_id, "k": 10, "explain": True}, separators=(",", ":"))
     return (
         f"\nTrirank is ready after {seconds:.1f} s: {url}  (Ctrl-C stops it)\n\n"
-        f"  curl -s {url}/v1/recommend -d '{body}'\n\n"
+        f"  curl -s {url}/v1/recommend -d {shlex.quote(body)}\n\n"
         f"  {url}/docs   {url}/v1/status   {url}/metrics\n"
     )
 
