@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
 import threading
 import time
 import urllib.error
@@ -34,6 +33,8 @@ from infra.state import StackState, state_path, write_state
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 120.0
+# Ray's own name for the folder of its files.
+RAY_DIR = "RAY_TMPDIR"
 SUPERVISE_EVERY_S = 0.2
 
 
@@ -190,8 +191,8 @@ class Stack:
         metrics_dir = settings.run_dir / "metrics"
         shutil.rmtree(metrics_dir, ignore_errors=True)
         metrics_dir.mkdir(parents=True)
-        ray_dir = Path(tempfile.mkdtemp(prefix="trirank-ray-"))
-        self._undo.append(("ray files", lambda: shutil.rmtree(ray_dir, ignore_errors=True)))
+        # Made, and taken away whatever way this process ends, by the one that guards it.
+        ray_dir = Path(os.environ[RAY_DIR])
         os.environ.update(
             {
                 "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir.resolve()),

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -46,7 +47,12 @@ def up(
     }  # fmt: skip
     load_settings(**given)  # a wrong setting is told before anything starts
     command = [sys.executable, "-m", "infra.cli", "supervise", json.dumps(given, default=str)]
-    raise typer.Exit(guard(command))
+    base = os.environ.get("RAY_TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="trirank-ray-", dir=base, ignore_cleanup_errors=True) as ray_dir:
+        # Short, and not in the home folder: the paths of Ray's sockets end at 107 bytes.
+        os.environ["RAY_TMPDIR"] = ray_dir
+        status = guard(command)
+    raise typer.Exit(status)
 
 
 def supervise(given: str) -> None:
