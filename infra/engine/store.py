@@ -97,9 +97,10 @@ class EngineStore:
         """
         same = [e for e in self.entries() if (e.role, e.precision, e.builder) == (role, precision, builder)]
         if not same:
+            how = "--targets cpu" if sm is None else f"--targets ... --builder {builder}"
             raise EngineUnavailable(
                 f"{self._folder} holds no {builder} engine of {role} in {precision}; build one with "
-                f"`trirank release build {onnx.parents[1]} --targets ... --builder {builder}`"
+                f"`trirank release build {onnx.parents[1]} {how}`"
             )
         here = sorted((e for e in same if (not e.sms if sm is None else sm in e.sms)), key=lambda e: len(e.sms))
         if not here:
