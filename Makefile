@@ -33,9 +33,11 @@ train: $(RELEASE)/manifest.json ## Train a release on DATA (default movielens-10
 serve: $(VENV)/.base $(RELEASE)/manifest.json ## Train once, then serve on http://localhost:8000 until Ctrl-C
 	$(BIN)/trirank up --release $(RELEASE) $(ARGS)
 
-# Tests that start a whole stack mostly wait, so the others run beside them.
-STACK_TESTS := tests/e2e tests/chaos
-OTHER_TESTS := tests/unit tests/golden tests/contract tests/integration tests/bench
+# Tests that start a whole stack mostly wait, so the others run beside them, in two processes.
+KILLS := tests/chaos/test_shard_killed.py
+STACK_TESTS := tests/e2e tests/chaos --ignore=$(KILLS)
+PART_TESTS := tests/integration $(KILLS)
+OTHER_TESTS := tests/unit tests/golden tests/contract tests/bench
 
 test: $(VENV)/.dev ## Run every test; part of it: make test ARGS=tests/unit
 ifdef ARGS
@@ -43,8 +45,10 @@ ifdef ARGS
 else
 	@mkdir -p $(HOME_DIR)
 	@$(BIN)/python -m pytest -p no:cacheprovider $(OTHER_TESTS) > $(HOME_DIR)/other-tests.log 2>&1 & other=$$!; \
+	$(BIN)/python -m pytest -p no:cacheprovider $(PART_TESTS) > $(HOME_DIR)/part-tests.log 2>&1 & part=$$!; \
 	$(BIN)/python -m pytest $(STACK_TESTS); stack=$$?; \
-	wait $$other; other=$$?; cat $(HOME_DIR)/other-tests.log; exit $$((stack + other))
+	wait $$other; other=$$?; wait $$part; part=$$?; \
+	cat $(HOME_DIR)/other-tests.log $(HOME_DIR)/part-tests.log; exit $$((stack + other + part))
 endif
 
 bench: $(VENV)/.dev $(RELEASE)/manifest.json ## Measure the stack beside its peers
