@@ -34,10 +34,8 @@ def release_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(release_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """The whole stack with its embedded Redis and broker. The reranker serves FP32, whose scores can be foretold; the
-    edge ranker serves what is fastest here."""
-    settings = {"rerank_engines": "onnxruntime-cpu:fp32,torch-cpu"}
-    running = RunningStack(release_dir, tmp_path_factory.mktemp("stack"), settings=settings)
+    """The whole stack with its embedded Redis and broker."""
+    running = RunningStack(release_dir, tmp_path_factory.mktemp("stack"))
     running.start()
     yield running
     assert running.stop() == 0, running.log

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tests.support import eventually, free_port
@@ -65,15 +63,12 @@ def trirank(*arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedPr
 
 
 class RunningStack:
-    """`trirank up` in its own home folder and on a free port. `settings` are given as `TRIRANK_<NAME>`."""
+    """`trirank up` in its own home folder and on a free port."""
 
-    def __init__(
-        self, release: Path, home: Path, *options: str, settings: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, release: Path, home: Path, *options: str) -> None:
         self.release = release
         self.home = home
         self.options = options
-        self.settings = settings
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -101,7 +96,7 @@ class RunningStack:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=_environment() | {f"TRIRANK_{name.upper()}": value for name, value in self.settings.items()},
+                env=_environment(),
             )
         eventually(self._ready, timeout_s=READY_S, every_s=0.1)
         return self

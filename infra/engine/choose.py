@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 Cause = Literal["unavailable", "damaged", "disagrees", "failed"]
 # The one that serves, and one to fall back on.
 WANTED = 2
-# A lower precision has to be this much faster: at the same speed the exact one is served.
-WORTH_IT = 0.9
 
 
 class EngineDisagrees(ReleaseRefused):
@@ -102,8 +100,8 @@ def choose(
 ) -> tuple[list[Opened], list[Offer], list[Refusal]]:
     """The engine to serve with and one to fall back on, in this order; the offers not opened; the refusals.
 
-    `measured`: where no engine on a GPU passes, the fastest on this CPU comes first. Raises ReleaseRefused when none
-    passes.
+    `measured`: where no engine on a GPU passes, the fastest FP32 one on this CPU comes first. Raises ReleaseRefused
+    when none passes.
     """
     opened: list[Opened] = []
     rest: list[Offer] = []
@@ -133,7 +131,8 @@ def choose(
 
 
 def fastest_first(role: str, opened: Sequence[Opened], check: Check) -> list[Opened]:
-    """The same engines; a lower precision leads only where it is faster than FP32 by more than `WORTH_IT`."""
+    """The same engines: FP32 by speed, then the lower precisions by speed. So every replica gives the trained models'
+    scores, however its measurement came out; INT8 leads where a setting names it first."""
     if len(opened) < 2:
         return list(opened)
     # In turn, three times, and the best of each counts: a busy neighbour slows both or neither.
@@ -143,8 +142,9 @@ def fastest_first(role: str, opened: Sequence[Opened], check: Check) -> list[Ope
         "engines are compared",
         extra={"role": role, **{one.offer.name: round(s * 1e3, 3) for one, s in zip(opened, seconds, strict=True)}},
     )
-    cost = [s * (WORTH_IT if one.offer.precision == "fp32" else 1.0) for one, s in zip(opened, seconds, strict=True)]
-    return [opened[i] for i in sorted(range(len(opened)), key=cost.__getitem__)]
+    return [
+        opened[i] for i in sorted(range(len(opened)), key=lambda i: (opened[i].offer.precision != "fp32", seconds[i]))
+    ]
 
 
 def close_quietly(engine: Engine) -> None:

@@ -35,15 +35,11 @@ class System(Protocol):
     def stop(self) -> None: ...
 
 
-# The peers run the release's models as they were trained; INT8, where it is faster, would be other work.
-_SAME_MODELS = {"edge_engines": "onnxruntime-cpu:fp32", "rerank_engines": "onnxruntime-cpu:fp32"}
-
-
 class Ours:
-    """The product, with its embedded Redis and broker, on the FP32 models."""
+    """The product, with its embedded Redis and broker."""
 
     def __init__(self, release: Path, home: Path) -> None:
-        self._stack = RunningStack(release, home, settings=_SAME_MODELS)
+        self._stack = RunningStack(release, home)
         self.url = ""
 
     @property

@@ -91,7 +91,7 @@ def test_the_fastest_of_the_cpus_engines_serves_and_the_second_fastest_stands_by
     model: Path, check: FormulaCheck
 ) -> None:
     seconds = {"aotinductor": 3.0, "onnxruntime-cpu": 2.0, "torch-cpu": 1.0}
-    check.seconds_of = lambda engine: seconds[engine.kind] - 0.5 * (engine.precision == "int8")
+    check.seconds_of = lambda engine: seconds[engine.kind] + 0.5 * (engine.precision == "int8")
     compiled = Fuse()
     offers = [
         offer(model, compiled, "aotinductor", heavy=True),
@@ -102,22 +102,18 @@ def test_the_fastest_of_the_cpus_engines_serves_and_the_second_fastest_stands_by
 
     opened, rest, _ = chosen(offers, check)
 
-    assert opened == ["onnxruntime-cpu:int8", "onnxruntime-cpu:fp32"]
-    assert rest == ["aotinductor:fp32", "torch-cpu:fp32"]
-    assert compiled.closed == 1
+    assert opened == ["onnxruntime-cpu:fp32", "aotinductor:fp32"]
+    assert rest == ["onnxruntime-cpu:int8", "torch-cpu:fp32"]
+    assert compiled.closed == 0
     assert chosen(offers, check, measured=False)[0] == ["aotinductor:fp32", "onnxruntime-cpu:int8"]
 
 
-@pytest.mark.parametrize(
-    ("int8_s", "first"), [(0.5, "onnxruntime-cpu:int8"), (0.97, "onnxruntime-cpu:fp32"), (1.5, "onnxruntime-cpu:fp32")]
-)
-def test_a_lower_precision_serves_only_where_it_is_faster(
-    model: Path, check: FormulaCheck, int8_s: float, first: str
-) -> None:
+@pytest.mark.parametrize("int8_s", [0.1, 1.5])
+def test_a_lower_precision_leads_only_where_it_is_named_first(model: Path, check: FormulaCheck, int8_s: float) -> None:
     check.seconds_of = lambda engine: int8_s if engine.precision == "int8" else 1.0
     offers = [offer(model, Fuse(), "onnxruntime-cpu", "int8"), offer(model, Fuse(), "onnxruntime-cpu", "fp32")]
 
-    assert chosen(offers, check)[0][0] == first
+    assert chosen(offers, check)[0] == ["onnxruntime-cpu:fp32", "onnxruntime-cpu:int8"]
     assert chosen(offers, check, measured=False)[0] == ["onnxruntime-cpu:int8", "onnxruntime-cpu:fp32"]
 
 
