@@ -109,7 +109,7 @@ def package_release(
             requests=requests,
             report={
                 **report,
-                "largest_logit_difference": {"export": export_difference, "served": parity},
+                "relative_logit_difference": {"export": export_difference, "served": parity},
                 "precisions": precisions.report,
             },
             made_with={
