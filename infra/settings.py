@@ -141,6 +141,11 @@ class Settings(BaseSettings):
         default=7.0, gt=0, description="The calibration requests come from the last days of the training period."
     )
     calibration_requests: int = Field(default=256, ge=1, le=100_000, description="Requests that INT8 is calibrated on.")
+    gray_lease_s: float = Field(
+        default=3.0, ge=3.0, le=50.0,
+        description="Seconds for which gateways serve a candidate release through a Redis that is silent; an abort waits "
+        "this long for a gateway that does not answer.",
+    )  # fmt: skip
     control_token: str | None = Field(
         default=None,
         min_length=16,

@@ -27,6 +27,9 @@ READY_S = 180.0
 # What a start waits for: the tiers of the candidate release, or a Redis that is coming back.
 _PASSES = ("/problems/release-not-ready", "/problems/redis-unavailable")
 Home = Annotated[Path | None, typer.Option(help="Folder of the running stack (default .trirank).")]
+# Longer than an abort waits for a gateway that does not answer (`gray_lease_s`).
+TIMEOUT_S = 60.0
+
 Why = Annotated[str, typer.Option(help="The reason, for the audit log.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the gateway's answer as it is.")]
 
@@ -51,7 +54,7 @@ class _Api:
             self._url + path, data=data, method=method, headers={**self._headers, **headers}
         )
         try:
-            with urllib.request.urlopen(request, timeout=15) as reply:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             with error:

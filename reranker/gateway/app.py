@@ -63,6 +63,7 @@ def gateway_application(
         rerank_depth=settings.rerank_depth,
         deadline_ms=settings.deadline_ms,
         max_in_flight=settings.max_in_flight,
+        gray_lease_s=settings.gray_lease_s,
         log_level=settings.log_level,
         attribution_key=shared_secret(redis_url, f"{settings.stack}:attribution_key"),
         control_token=control_token(settings),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reranker.gray.arms import LEASE_S
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -28,6 +30,7 @@ class GatewayConfig:
     rerank_depth: int
     deadline_ms: float
     max_in_flight: int
+    gray_lease_s: float = LEASE_S
     log_level: str = "INFO"
     attribution_key: bytes = b""
     control_token: str | None = None

@@ -85,7 +85,7 @@ async def open_parts(config: GatewayConfig) -> AsyncIterator[Parts]:
         wires, store = {"shard": base.shards, **rankers}, base.store
         entries = await opened.enter_async_context(_followed(config, rankers, releases))
         await _met(wires)
-        arms = Arms(release.manifest.name)
+        arms = Arms(release.manifest.name, lease_s=config.gray_lease_s)
         name = f"gateway-{os.getpid()}-{secrets.token_hex(2)}"
         control = await opened.enter_async_context(_gray(config, arms, releases, name, entries, clock))
         events = _producer(opened, config, ACKNOWLEDGE_S, MAX_PENDING_EVENTS)
@@ -168,7 +168,7 @@ async def _gray(
         await follower.look()
     tasks = [asyncio.create_task(follower.run()), asyncio.create_task(Controller(store, name, clock).run())]
     try:
-        yield Control(store, arms.base, config.shards, entries, clock)
+        yield Control(store, arms.base, config.shards, entries, clock, lease_s=config.gray_lease_s)
     finally:
         await ended(*tasks)
         with suppress(TrirankError):

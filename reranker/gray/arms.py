@@ -1,7 +1,7 @@
 """The split one gateway serves by, for how long it may, and what is still on its way under an older one.
 
 Belongs to one event loop. Refuses to go back to an older version, and to serve the candidate release once nobody has
-confirmed the split for `LEASE_S`: this gateway may have been cut off or stopped while somebody took the release back.
+confirmed the split for `lease_s`: this gateway may have been cut off or stopped while somebody took the release back.
 Then stable serves everybody until the split is read again. Invariant: a request is assigned once, and everything about
 it (arm, epoch, counts) goes by that split, unless its release is taken back before it is answered.
 """
@@ -23,11 +23,12 @@ LEASE_S = 3.0
 class Arms:
     """Assigns requests. `clock_s` is monotonic and goes on while the process is stopped."""
 
-    def __init__(self, stable: str, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stable: str, clock_s: Callable[[], float] = time.monotonic, *, lease_s: float = LEASE_S) -> None:
         self.base = stable
         self.split = SplitPlan(stable=stable)
         self.tally = Tally()
         self._clock_s = clock_s
+        self._lease_s = lease_s
         self._good_until_s = 0.0
         self._flying: Counter[int] = Counter()
 
@@ -41,13 +42,13 @@ class Arms:
 
     def renew(self, began_s: float) -> None:
         """The split in force is the newest: a read that began at `began_s` says so."""
-        self._good_until_s = began_s + LEASE_S
+        self._good_until_s = began_s + self._lease_s
 
     def hold(self, began_s: float) -> None:
         """At `began_s` nobody could change the split: keep serving by it. Does not bring back a lease that has ended:
         the split may have changed in between."""
         if began_s <= self._good_until_s:
-            self._good_until_s = began_s + LEASE_S
+            self._good_until_s = began_s + self._lease_s
 
     @property
     def fenced(self) -> bool:

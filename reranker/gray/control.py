@@ -23,13 +23,13 @@ from reranker.gray.state import Action, GrayRelease, TransitionRefused, Verdict,
 from reranker.gray.store import Ack, Current, GrayStore
 
 OPEN = ("draft", "running", "paused")
-# By then a gateway that has not heard of a change serves stable only, by itself; the rest is for two clocks that do not
-# run at quite the same speed.
-FENCED_AFTER_S = LEASE_S + 0.5
+# A lease and this after a change, a gateway that has not heard of it serves stable only, by itself; this because two
+# clocks do not run at quite the same speed.
+SPARE_S = 0.5
 # A Redis that goes away after a change was made has this long to come back; then nobody knows who has followed.
 REDIS_BACK_S = 5.0
-# A gateway whose newest acknowledgement is older than this is past its lease anyway.
-RECENT_S = 10.0
+# A gateway whose newest acknowledgement is older than a lease and this is past its lease anyway.
+RECENT_S = 7.0
 _LOOK_EVERY_S = 0.005
 # An analysis older than this says nothing about now.
 FRESH_S = 5.0
@@ -71,12 +71,15 @@ class Control:
         n_shards: int,
         entries: Callable[[], Sequence[Entry]],
         clock: Clock,
+        *,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.store = store
         self._base = base
         self._n_shards = n_shards
         self._entries = entries
         self._clock = clock
+        self._lease_s = lease_s
 
     async def get(self, name: str) -> Current:
         """What is in force. Raises UnknownRelease when the current gray release has another name."""
@@ -158,7 +161,7 @@ class Control:
             live = self._gateways(acks)
             behind = tuple(name for name in live if name not in acks or acks[name].head != newest.head)
             now_s = self._clock.monotonic_s()
-            if not behind or now_s - since_s > FENCED_AFTER_S:
+            if not behind or now_s - since_s > self._lease_s + SPARE_S:
                 inflight = sum(acks[name].in_flight for name in live if name in acks)
                 acked, took_ms = len(live) - len(behind), round((now_s - began_s) * 1e3, 1)
                 return Acknowledged(current.version, acked, len(live), behind, took_ms, inflight)
@@ -167,7 +170,7 @@ class Control:
     def _gateways(self, acks: Mapping[str, Ack]) -> list[str]:
         """Gateways that may serve now: those of the directory, and those that were heard of a moment ago (one that is
         stopped leaves the directory before it is known to be harmless)."""
-        since_us = self._clock.now_us() - RECENT_S * 1e6
+        since_us = self._clock.now_us() - (self._lease_s + RECENT_S) * 1e6
         listed = {entry.name for entry in self._entries() if entry.role == "gateway"}
         return sorted(listed | {name for name, ack in acks.items() if ack.at_us > since_us})
 

@@ -65,6 +65,17 @@ def test_a_gateway_that_heard_nothing_for_the_lease_serves_stable_only_even_thos
     assert not arms.stands(made)
 
 
+def test_a_longer_lease_lasts_as_long_as_it_says() -> None:
+    clock = Hand()
+    arms = Arms("a", clock, lease_s=35.0)
+    arms.follow(HALF)
+    arms.renew(clock())
+    clock.now_s += 35.0
+    assert assigned(arms).arm == "candidate"
+    clock.now_s += 0.001
+    assert assigned(arms).reason == "fenced"
+
+
 def test_a_redis_that_refuses_everybody_keeps_the_split_as_long_as_it_does() -> None:
     clock = Hand()
     arms = serving(clock)
