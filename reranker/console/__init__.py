@@ -1,1 +1,1 @@
-"""The operator's page: static files without anything from elsewhere, served by the gateway under /console."""
+"""The operator's page and the API's: static files without anything from elsewhere, which the gateway serves."""

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp
 from infra.metrics import exposition
 from reranker.gateway.busy import Front, busy_endpoints
 from reranker.gateway.config import GatewayConfig
-from reranker.gateway.console import add_console
 from reranker.gateway.openapi import describe
 from reranker.gateway.operators import add_release_routes
+from reranker.gateway.pages import add_pages
 from reranker.gateway.parts import Parts, open_parts
 from reranker.gateway.problems import Problem
 
@@ -39,13 +39,13 @@ async def opened_app(config: GatewayConfig) -> AsyncIterator[ASGIApp]:
 
 def create_app(parts: Parts) -> ASGIApp:
     """The application over its parts; starts and stops nothing itself."""
-    app = FastAPI(title="Trirank", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Trirank", docs_url=None, redoc_url=None, redirect_slashes=False)
     busy = busy_endpoints(parts)
     for path, endpoint in busy.items():
         app.add_route(path, endpoint, methods=["POST"], name=path, include_in_schema=False)  # type: ignore[arg-type]
     _add_operator_routes(app, parts)
     add_release_routes(app, parts)
-    add_console(app)
+    add_pages(app)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(Exception, _internal_problem)
     describe(app)

@@ -1,4 +1,4 @@
-"""The operator's page: served whole, by itself, and closed to everything from elsewhere."""
+"""The operator's page and the API's: served whole, by themselves, and closed to everything from elsewhere."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayStack]:
 class Page(HTMLParser):
     """Ids, labels, controls and addresses of the page."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str = PAGE["index.html"]) -> None:
         super().__init__()
         self.ids: list[str] = []
         self.labelled: set[str] = set()
         self.inputs: set[str] = set()
         self.addresses: list[str] = []
         self.inline: list[str] = []
-        self.feed(PAGE["index.html"])
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
@@ -43,7 +43,8 @@ class Page(HTMLParser):
             self.labelled.add(given.get("for") or "")
         if tag == "input":
             self.inputs.add(given.get("id") or "")
-        self.addresses += [given[name] or "" for name in ("href", "src") if name in given]
+        if tag != "a":
+            self.addresses += [given[name] or "" for name in ("href", "src") if name in given]
         self.inline += [name for name in given if name == "style" or name.startswith("on")]
         if tag in ("script", "style") and "src" not in given:
             self.inline.append(tag)
@@ -61,6 +62,29 @@ def test_the_page_and_what_it_loads_come_from_the_gateway_and_may_talk_to_it_alo
         assert "https://" not in answer.body
     assert stack.get("/console").headers["content-type"].startswith("text/html")
     assert stack.ask("POST", "/console", b"").status == 405
+
+
+def test_the_description_of_the_api_is_shown_with_nothing_from_another_host(stack: GatewayStack) -> None:
+    answer = stack.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    page = Page(answer.body)
+    loaded = [address for address in page.addresses if not address.startswith("data:")]
+    assert len(loaded) == 3
+    for path in ("/docs", *loaded):
+        assert path.startswith("/docs")
+        found = stack.get(path)
+        assert found.status == 200
+        # What a script asks for later is the browser's to refuse, by this.
+        policy = dict(part.split(" ", 1) for part in found.headers["content-security-policy"].split("; "))
+        assert policy.pop("img-src") == "data:"
+        assert set(policy.values()) == {"'none'", "'self'"}
+    assert page.inline == []
+    script = stack.get("/docs/docs.js").body
+    assert re.findall(r'(url|validatorUrl): ("[^"]*"|null)', script) == [
+        ("url", '"/openapi.json"'),
+        ("validatorUrl", "null"),
+    ]
+    assert stack.get("/openapi.json").body["openapi"].startswith("3.1")
 
 
 def test_nothing_on_the_page_needs_what_the_policy_forbids() -> None:
