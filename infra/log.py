@@ -12,9 +12,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from infra.errors import Permanent, TrirankError
+from infra.errors import LogUnavailable, Permanent, TrirankError
 
 TIMEOUT_S = 3.0
+# A broker that is busy (starting beside everything else, say) may need longer than that to let a client in: each failed
+# attempt is followed by one twice as patient. No longer than this, because nobody can be stopped during an attempt.
+_MOST_PATIENT_S = 10.0
 
 # Cluster ids of brokers that keep their log in memory: the embedded one, and that program's own default.
 MEMORY_CLUSTER_PREFIXES = ("trirank-memory-", "tansu")
@@ -156,14 +159,21 @@ class GuardedReader:
         self._verified, self._gaps = list[object](), dict[int, LogGap]()
         self._hold_ms, self._wait_ms, self._starved = hold_ms, 0, 0
         self._starved_s = self._progress_s = 0.0
+        self._patience_s = TIMEOUT_S
 
     def _connect(self, timeout_s: float) -> LogLink:
         """Connect and seek to `self._next`. Raises LogUnavailable when broker or topic are not there."""
         raise NotImplementedError
 
-    def start(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Connect and seek. Raises LogUnavailable when broker or topic are not there; may then be called again."""
-        self._open_link = self._connect(timeout_s)
+    def start(self) -> None:
+        """Connect and seek. Raises LogUnavailable when broker or topic are not there; may then be called again, and
+        tries for twice as long (3 s at first, 10 s at most)."""
+        try:
+            self._open_link = self._connect(self._patience_s)
+        except LogUnavailable:
+            self._patience_s = min(2 * self._patience_s, _MOST_PATIENT_S)
+            raise
+        self._patience_s = TIMEOUT_S
         self._check_identity()
         self._tune_wait(idle=False)
 

@@ -81,6 +81,8 @@ class Apache:
         """Start and wait."""
         self._directory.mkdir(parents=True, exist_ok=True)
         command = [self._home / "broker.sh", self._directory, str(self._port), str(self._controller_port)]
+        # On a busy machine a broker misses its heartbeats for seconds, and its topics are then without a leader.
+        command.append("broker.session.timeout.ms=6000")
         with (self._directory / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         eventually(self._answers, timeout_s=60)

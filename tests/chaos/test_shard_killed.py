@@ -85,7 +85,7 @@ def check(scene: Scene, *shards: ShardProcess) -> None:
     """The tables hold what the ledger says, to the bit, once the shards have read what was acknowledged."""
     with quiet(scene.writers), asking(scene.release, *(shard.address for shard in shards)) as caller:
         scene.ledger.read()
-        eventually(lambda: at_the_end(scene, caller, len(shards)), timeout_s=60)
+        eventually(lambda: at_the_end(scene, caller, len(shards)), timeout_s=180)
         rows = rows_of(caller, scene.ledger.ever())
         assert rows == scene.ledger.rows()
         healths = [caller.health(i) for i in range(len(shards))]
@@ -105,7 +105,7 @@ def check_tiers(scene: Scene, shard: ShardProcess) -> None:
     """The same where most rows are in Redis: each is asked for until it has come up, or is known to be nowhere."""
     with quiet(scene.writers), asking(scene.release, shard.address) as caller:
         scene.ledger.read()
-        eventually(lambda: at_the_end(scene, caller, 1), timeout_s=60)
+        eventually(lambda: at_the_end(scene, caller, 1), timeout_s=180)
         expected = scene.ledger.rows()
         for key in scene.ledger.ever():
             if key in expected:
@@ -124,12 +124,19 @@ def settled(caller: Caller, key: int) -> bool:
 
 
 def at_the_end(scene: Scene, caller: Caller, n_shards: int) -> bool:
-    """Whether the shards stand where the log ends."""
+    """Whether the shards stand where the log ends; says where they stand instead."""
     try:
         healths = [caller.health(i) for i in range(n_shards)]
-    except TrirankError:
+    except TrirankError as error:
+        print(f"no health: {error}")
         return False
-    return {int(p): at for health in healths for p, at in health["positions"].items()} == scene.ledger.ends
+    positions = {int(p): at for health in healths for p, at in health["positions"].items()}
+    if positions != scene.ledger.ends:
+        print(f"at {positions} of {scene.ledger.ends}")
+        if any(at > scene.ledger.ends[p] for p, at in positions.items()):
+            # A record that failed for its writer reached the log all the same, after the ledger was read.
+            scene.ledger.read()
+    return positions == scene.ledger.ends
 
 
 @pytest.mark.parametrize("kind", ["apache", "embedded"])
@@ -172,16 +179,16 @@ def test_an_apache_broker_killed_under_the_stream_loses_and_doubles_nothing(tmp_
                     shard = ShardProcess(it.config, it.release)
                 else:
                     it.broker.start()
-                eventually(lambda: all(writes(w) for w in it.writers), timeout_s=60)
+                assert all(writes(w) for w in it.writers)
                 check(it, shard)
         finally:
             shard.kill()
 
 
 def writes(writer: Writer) -> bool:
-    """Whether an acknowledgement comes within a moment."""
+    """Whether an acknowledgement comes."""
     before = writer.published
-    return eventually(lambda: writer.published > before, timeout_s=60)
+    return eventually(lambda: writer.published > before, timeout_s=180)
 
 
 def test_a_shard_and_the_redis_below_it_killed_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:

@@ -67,8 +67,12 @@ class Reader(GuardedReader):
     def __init__(self, log: Log, position: int = 0, identity: str | None = None) -> None:
         super().__init__("nowhere:1", "t", [0], positions={0: position}, identity=identity)
         self._log = log
+        self.waited_s: list[float] = []
 
     def _connect(self, timeout_s: float) -> LogLink:
+        self.waited_s.append(timeout_s)
+        if not self._log.answers:
+            raise LogUnavailable("log: away")
         self._log.at = self._next[0]
         return self._log
 
@@ -89,6 +93,17 @@ def started(log: Log, position: int = 0, identity: str | None = None) -> Reader:
 def test_a_reader_that_was_not_started_says_so(log: Log) -> None:
     with pytest.raises(Permanent, match="not started"):
         Reader(log).poll(0)
+
+
+def test_a_broker_that_lets_nobody_in_yet_is_given_more_time_each_time(log: Log) -> None:
+    reader, log.answers = Reader(log), False
+    for _ in range(4):
+        with pytest.raises(LogUnavailable):
+            reader.start()
+    log.answers = True
+    reader.start()
+    reader.start()
+    assert reader.waited_s == [3, 6, 10, 10, 10, 3]
 
 
 def test_records_fetched_over_a_new_connection_count_only_once_the_identity_is_known(log: Log) -> None:
