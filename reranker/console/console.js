@@ -2,9 +2,10 @@
 "use strict";
 
 const at = (id) => document.getElementById(id);
-const session = { token: "", operator: "", release: null, stream: null, lastEvent: 0 };
+const session = { token: "", operator: "", release: null, decision: null, stream: null, lastEvent: 0 };
 const AGAIN_MS = 2000;
 const PERCENT = 10000;
+const SPLITS = ["running", "paused"];
 
 const ACTIONS = {
   pause: { said: "Pause", states: ["running"], text: "The weight stays, no further step is taken." },
@@ -65,6 +66,12 @@ function number(value) {
 }
 
 function showRelease(release) {
+  const before = session.release;
+  if (!release || !before || before.name !== release.name || before.version !== release.version) {
+    // What was said about the release as it was.
+    say("followed", "");
+    say("why-answer", "");
+  }
   session.release = release;
   at("split").hidden = !release;
   if (!release) {
@@ -77,14 +84,16 @@ function showRelease(release) {
   const step = release.plan.steps[release.step - 1];
   const shadow = step.shadow_ppm ? `; ${step.shadow_ppm / PERCENT} % in the shadow` : "";
   say("release-title", `${release.name}: ${release.state}`);
-  say("summary", `Step ${release.step} of ${release.steps}${shadow}. ${release.reason}`);
-  const text = ["running", "paused"].includes(release.state)
+  const reason = release.reason ? ` Why: ${release.reason}` : "";
+  say("summary", `Step ${release.step} of ${release.steps}${shadow}.${reason}`);
+  const text = SPLITS.includes(release.state)
     ? `${share} % of the users have ${release.plan.candidate}, the others ${release.serving}.`
     : `${release.serving} serves everybody.`;
   say("split-text", text);
   at("split").setAttribute("aria-label", text);
   at("split-candidate").style.width = `${share}%`;
   showActions(release.state);
+  showDecision();
 }
 
 function showActions(state) {
@@ -103,10 +112,18 @@ function showActions(state) {
   }
 }
 
+function showDecision() {
+  const { release, decision } = session;
+  if (!decision) return;
+  const decides = SPLITS.includes(release.state);
+  say("diagnosis", `${decides ? "" : `Before it was ${release.state}: `}${decision.verdict}: ${decision.sentence}`);
+  at("diagnosis").className = decides ? decision.verdict : "quiet";
+}
+
 function showAnalysis(analysis) {
-  const { verdict, sentence, findings } = analysis.decision;
-  say("diagnosis", `${verdict}: ${sentence}`);
-  at("diagnosis").className = verdict;
+  session.decision = analysis.decision;
+  showDecision();
+  const { findings } = analysis.decision;
   at("gates").replaceChildren(...findings.map((f) => cells(
     [f.metric + (f.dry_run ? " (dry run)" : "")], [f.verdict, f.verdict],
     [number(f.candidate), "number"], [number(f.baseline), "number"], [f.sentence])));
@@ -121,6 +138,7 @@ function showChange(entry) {
 
 function clear() {
   session.lastEvent = 0;
+  session.decision = null;
   at("history").replaceChildren();
   at("gates").replaceChildren();
   at("diagnosis").className = "";
@@ -147,7 +165,7 @@ async function confirmed(action) {
       showRelease(release);
       const got = release.acknowledged;
       tell(null);
-      if (got) say("summary", `${got.acked} of ${got.gateways} gateways followed within ${got.propagation_ms} ms. ${release.reason}`);
+      if (got) say("followed", `${got.acked} of ${got.gateways} gateways followed within ${got.propagation_ms} ms.`);
     } catch (error) {
       tell(error);
     }
