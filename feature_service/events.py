@@ -224,10 +224,13 @@ class FeedbackLoop:
 
     def _poll(self, reader: LogReader) -> tuple[int, list[Record]]:
         """Records, and how many partitions had to be read on from another position."""
-        gaps = 0
+        gaps, kinds = 0, set[str]()
         while True:
             try:
-                return gaps, reader.poll(0.0 if gaps else _POLL_S, _POLL_RECORDS)
+                records = reader.poll(0.0 if gaps else _POLL_S, _POLL_RECORDS)
+                # Once for the log, however many partitions it had.
+                self._totals.update(kinds)
+                return gaps, records
             except LogGap as gap:
                 reader.seek(gap.partition, gap.resume_at)
                 gaps += 1
@@ -235,7 +238,7 @@ class FeedbackLoop:
                     # This stack begins where the log begins; it has missed nothing.
                     continue
                 kind = "lost" if isinstance(gap, LogLost) else "truncated"
-                self._totals["log_losses" if kind == "lost" else "log_truncations"] += 1
+                kinds.add("log_losses" if kind == "lost" else "log_truncations")
                 metrics.LOG_GAPS.labels(kind).inc()
                 logger.error("feedback was lost before it could be applied", extra={"kind": kind, "reason": gap})
 

@@ -117,7 +117,7 @@ class Follower:
         return LogState(self._identity, positions, self._losses, self._truncations)
 
     def health(self) -> dict[str, Any]:
-        """Positions, lag, losses and counts of rows since the start of this process."""
+        """Positions, lag, how often the log was lost or cut off, and counts of rows since the start of this process."""
         return {
             "positions": {p: at.offset for p, at in self._progress.items()},
             "lag": self.lag(),
@@ -157,6 +157,7 @@ class Follower:
     def _follow(self, change: LogChange) -> None:
         first_sight = not self._identity
         self._identity = change.identity
+        mourned = []
         for gap in change.gaps:
             at = self._progress[gap.partition]
             at.offset = gap.resume_at
@@ -167,12 +168,14 @@ class Follower:
                 # This shard begins where the log begins; nothing it should have seen is gone.
                 continue
             self._mourn(gap)
+            mourned.append(gap)
+        # Once for the log, however many partitions it had.
+        self._losses += any(gap.lost for gap in mourned)
+        self._truncations += any(not gap.lost for gap in mourned)
         if first_sight:
             self._began = self.log_state()
 
     def _mourn(self, gap: Gap) -> None:
-        self._losses += gap.lost
-        self._truncations += not gap.lost
         metrics.LOG_GAPS.labels("lost" if gap.lost else "truncated").inc()
         logger.error(
             "updates were lost before they could be applied; publish them again",

@@ -132,18 +132,18 @@ def test_the_watermark_is_that_of_the_slowest_partition_that_lags() -> None:
     assert follower.watermark_us == 2000
 
 
-def test_a_lost_log_is_counted_and_its_new_records_outrank_the_old() -> None:
-    old = LogState("old", {0: Position(100, 0, 1), 1: Position(0, 0, 0)}, 0, 0)
+def test_a_lost_log_is_counted_once_whatever_partitions_it_had_and_its_new_records_outrank_the_old() -> None:
+    old = LogState("old", {0: Position(100, 0, 1), 1: Position(7, 0, 0)}, 0, 0)
     follower, feed, table, _ = a_follower(old)
     feed.put(a_record(a_batch([KEYS[0]], 1.0), offset=100))
-    feed.put(LogChange("new", (Gap(0, 101, 0, lost=True),)))
+    feed.put(LogChange("new", (Gap(0, 101, 0, lost=True), Gap(1, 7, 0, lost=True))))
     feed.put(a_record(a_batch([KEYS[0]], 2.0), offset=0))
     follower.step(1.0)
     assert value_of(table, KEYS[0]) == 2.0
     health = follower.health()
     assert (health["log_identity"], health["log_epoch"], health["log_losses"]) == ("new", 1, 1)
     assert not health["complete"]
-    assert follower.log_state().positions == {0: Position(1, 1, 1000), 1: Position(0, 0, 0)}
+    assert follower.log_state().positions == {0: Position(1, 1, 1000), 1: Position(0, 1, 0)}
 
 
 def test_records_cut_off_by_retention_are_counted_and_the_versions_go_on() -> None:
