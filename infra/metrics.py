@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess, values
 
@@ -51,6 +52,13 @@ def exposition() -> bytes:
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
+
+
+def join_folder(folder: Path) -> None:
+    """Have this process, which counted alone so far, and all that it starts write into the folder of the stack. Numbers
+    without labels, and those whose labels were used before, stay this process's own."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    values.ValueClass = buffered(values.MultiProcessValue())
 
 
 def forget_process(pid: int) -> None:

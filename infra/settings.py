@@ -216,11 +216,6 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigurationError(f"{key}: {first['msg']} (got {first['input']!r})") from error
     if settings.partitions < settings.shards:
         raise ConfigurationError(f"partitions: {settings.partitions} is fewer than shards ({settings.shards})")
-    if settings.shard_replicas > 1 and settings.tier_hot_bytes is not None and settings.tier_cold:
-        raise ConfigurationError(
-            "shard_replicas: replicas and a cold tier exclude each other; leave out tier_hot_bytes, set tier_cold to "
-            "false, or shard_replicas to 1"
-        )
     if settings.shard_device == "cpu" and settings.gpus_per_shard > 0:
         raise ConfigurationError("gpus_per_shard: shards on the cpu use no GPU; set it to 0, or shard_device to auto")
     return settings

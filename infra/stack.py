@@ -25,6 +25,7 @@ from typing import IO
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, TrirankError
 from infra.lifecycle import on_stop_signals
+from infra.metrics import join_folder
 from infra.preflight import lock_run_dir, refuse_missing_gpu, refuse_taken_port
 from infra.release import Release, read_release
 from infra.settings import Settings
@@ -191,11 +192,11 @@ class Stack:
         metrics_dir = settings.run_dir / "metrics"
         shutil.rmtree(metrics_dir, ignore_errors=True)
         metrics_dir.mkdir(parents=True)
+        join_folder(metrics_dir.resolve())
         # Made, and taken away whatever way this process ends, by the one that guards it.
         ray_dir = Path(os.environ[RAY_DIR])
         os.environ.update(
             {
-                "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir.resolve()),
                 # Loopback only, a token of this run, and no usage statistics.
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
                 "RAY_AUTH_MODE": "token",

@@ -2,6 +2,10 @@
 
 Decides what a write to a key that is not held does, what is fetched, and what a read that is over may change.
 Invariant: a read never replaces what is newer, nor what was written to after the read was sent. For one owner thread.
+
+Replicas of a shard share the cold tier, so it may change under each of them. It only ever gets newer, and a state that
+comes from there is one of the same log; that this replica has yet to reach it is what `placeinlog.py` is for. `floors`
+need not know what others wrote, only every version that a row had here before it left: written down or read from below.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.clock import Clock
-from param_server.cold import ABSENT, LIVE, ColdRows, floor_of
+from param_server.cold import ABSENT, LIVE, N_FLOORS, ColdRows, floor_of
 from param_server.contract import F32, I64, U64, Op
 from param_server.ferry import Event, Fetched, Floors, Lane, Stored
 from param_server.holding import Holding, TierRules
@@ -38,7 +42,8 @@ class Below:
         self._rules = rules
         self._lane = lane
         self._clock = clock
-        self._floors: U64 | None = None
+        self._floors = np.zeros(N_FLOORS, np.uint64)
+        self._met = False
         self._reading = False
         self._writing = False
         self.missing = Missing()
@@ -117,6 +122,7 @@ class Below:
         )
         if not at.any():
             return entries
+        self._raise_floors(cold.keys, cold.versions)
         live = at & (cold.found == LIVE)
         now = self._orders(cold.keys[live])
         for key, order, here in zip(cold.keys[live].tolist(), cold.orders[live].tolist(), now, strict=True):
@@ -170,7 +176,7 @@ class Below:
         """Which rows need not be read: nothing below can be as new as they are."""
         if self._lane is None:
             return np.ones(batch.keys.size, np.bool_)
-        if batch.op is Op.ADD or self._floors is None:
+        if batch.op is Op.ADD or not self._met:
             return np.zeros(batch.keys.size, np.bool_)
         return np.asarray(batch.versions > self._floors[floor_of(batch.keys)])
 
@@ -178,8 +184,9 @@ class Below:
         if isinstance(event, Floors):
             if event.lost:
                 self._holding.residents.soil()
-            known = self._floors
-            self._floors = event.versions if event.lost or known is None else np.maximum(known, event.versions)
+                self._place_in_log.strand()
+            self._floors = event.versions.copy() if event.lost else np.maximum(self._floors, event.versions)
+            self._met = True
         elif isinstance(event, Stored):
             self._stored(event)
         else:
@@ -189,11 +196,12 @@ class Below:
     def _stored(self, event: Stored) -> None:
         self._writing = False
         self.counts["stored"] += len(event.rows)
-        if self._floors is not None:
-            keys = np.array([row.key for row in event.rows], np.int64)
-            versions = np.array([row.state.version for row in event.rows], np.uint64)
-            np.maximum.at(self._floors, floor_of(keys), versions)
+        keys = np.array([row.key for row in event.rows], np.int64)
+        self._raise_floors(keys, np.array([row.state.version for row in event.rows], np.uint64))
         self._leaving.acknowledge(event.rows)
+
+    def _raise_floors(self, keys: I64, versions: U64) -> None:
+        np.maximum.at(self._floors, floor_of(keys), versions)
 
     def _fetched(self, event: Fetched) -> None:
         arrived = np.array([self.missing.arrived(event.number, key) for key in event.keys.tolist()], np.bool_)
@@ -203,6 +211,7 @@ class Below:
             self._failed(keys)
             return
         rows = event.rows
+        self._raise_floors(rows.keys, rows.versions)
         until_s = self._clock.monotonic_s() + self._rules.negative_ttl_s
         fills: list[int] = []
         states: dict[int, RowState] = {}

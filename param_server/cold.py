@@ -3,11 +3,13 @@
     <prefix>:<table_id>:<key, 8 bytes>   version u64 | order u64 | dtype u8 | crc32c u32 | row bytes   (little-endian)
     <prefix>:<table_id>#floors           hash: bucket -> greatest version ever written to it, u64
     <prefix>#id                          set once; another one means that Redis lost its data
+    <prefix>#gaps                        bits by partition: a shard that had lost updates wrote rows of it
 
 `dtype` 0 is a tombstone (no row), 1 is f32. `order` is the place in the log up to which every write to the key is in
 the row. A write takes effect iff (version, order) is greater than what is stored: states of one key only ever grow in
-that order, so a late or repeated write, from this process or its predecessor, changes nothing. crc32c covers the key
-and all else, so that a damaged row, or a row under a wrong key, is not taken for one.
+that order, so a late or repeated write, from this process, its predecessor or another replica, changes nothing. But a
+replica that lost updates takes its states for whole: `#gaps` is set before the first of them is written, and read with
+every row. crc32c covers the key and all else, so that a damaged row, or one under a wrong key, is not taken for one.
 
 Every call raises RedisUnavailable, within about a second. Invariant: no row is read that was not written whole.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -124,6 +126,7 @@ class ColdStore:
         self._prefix = prefix
         self._write = self._redis.register_script(_WRITE)
         self._id = b""
+        self._gaps = b""
         self.damaged = 0
 
     def identity(self) -> str:
@@ -133,8 +136,8 @@ class ColdStore:
         """
         with redis_errors():
             self._redis.set(self._id_name, uuid.uuid4().hex, nx=True)
-            identity: Any = self._redis.get(self._id_name)
-        self._id = bytes(identity or b"")
+            identity, gaps = cast("list[Any]", self._redis.mget([self._id_name, self._gaps_name]))
+        self._id, self._gaps = bytes(identity or b""), bytes(gaps or b"")
         return self._id.decode()
 
     def evicts(self) -> bool:
@@ -156,14 +159,22 @@ class ColdStore:
         """What is stored of keys i64[n]."""
         with redis_errors():
             names = [self._key(table_id, key) for key in keys.tolist()]
-            identity, *values = cast("list[Any]", self._redis.mget([self._id_name, *names]))
+            identity, gaps, *values = cast("list[Any]", self._redis.mget([self._id_name, self._gaps_name, *names]))
         self._check(identity == self._id)
+        self._gaps = bytes(gaps or b"")
         rows, damaged = decode_rows(keys, values, dim)
         self.damaged += damaged
         return rows
 
-    def write(self, table_id: int, rows: Sequence[Departure]) -> int:
-        """Store what is newer than what is there, and raise the floors; how many rows were newer."""
+    def has_gaps(self, partitions: Collection[int]) -> bool:
+        """Whether, as of the last read or write, a shard that had lost updates wrote rows of one of these."""
+        return any(_bit(self._gaps, partition) for partition in partitions)
+
+    def write(self, table_id: int, rows: Sequence[Departure], gaps: Collection[int] = ()) -> int:
+        """Store what is newer than what is there, and raise the floors; how many rows were newer. `gaps` are the
+        partitions of the writer if it has lost updates."""
+        if not all(_bit(self._gaps, partition) for partition in gaps):
+            self._mark(gaps)
         keys = np.array([row.key for row in rows], np.int64)
         floors: dict[int, int] = {}
         for bucket, row in zip(floor_of(keys).tolist(), rows, strict=True):
@@ -200,6 +211,17 @@ class ColdStore:
     def _id_name(self) -> str:
         return f"{self._prefix}#id"
 
+    @property
+    def _gaps_name(self) -> str:
+        return f"{self._prefix}#gaps"
+
+    def _mark(self, gaps: Collection[int]) -> None:
+        with redis_errors():
+            for partition in gaps:
+                self._redis.setbit(self._gaps_name, partition, 1)
+            marked: Any = self._redis.get(self._gaps_name)
+        self._gaps = bytes(marked or b"")
+
     def _check(self, same: bool) -> None:
         if not same or not self._id:
             raise RedisUnavailable("redis: it holds other data than before")
@@ -209,6 +231,11 @@ class ColdStore:
 
     def _floors(self, table_id: int) -> str:
         return f"{self._prefix}:{table_id}#floors"
+
+
+def _bit(bits: bytes, at: int) -> bool:
+    """As Redis counts them: from the highest bit of the first byte."""
+    return at // 8 < len(bits) and bool(bits[at // 8] >> (7 - at % 8) & 1)
 
 
 def _checksum(key: int, head: bytes, body: bytes) -> int:

@@ -18,18 +18,18 @@ class ColdId(msgspec.Struct, frozen=True):
 
 
 class ColdNote:
-    """One small file. What cannot be read is nothing; what cannot be written is told."""
+    """One small file for each generation and replica: a generation has data of its own, a replica looks for itself.
+    What cannot be read is nothing; what cannot be written is told."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path, generation: int, replica: int = 0) -> None:
+        self._first = folder / f"cold-id-{generation}.json"
+        self._path = self._first.with_suffix(f".r{replica}.json") if replica else self._first
         self.now = ColdId()
 
     def read(self) -> ColdId:
-        """What was noted last."""
-        try:
-            self.now = msgspec.json.decode(self._path.read_bytes(), type=ColdId)
-        except (OSError, msgspec.DecodeError):
-            self.now = ColdId()
+        """What was noted last; by the first replica, whose snapshots it starts from, where this one has no note."""
+        noted = _read(self._path)
+        self.now = (noted if noted is not None else _read(self._first)) or ColdId()
         return self.now
 
     def keep(self, identity: str, new_losses: int) -> None:
@@ -43,3 +43,10 @@ class ColdNote:
             self._path.write_bytes(msgspec.json.encode(now))
         except OSError as error:
             logger.warning("the cold tier's id could not be kept", extra={"file": self._path, "error": error})
+
+
+def _read(path: Path) -> ColdId | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ColdId)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -75,7 +75,8 @@ class Lane(Protocol):
 
 
 class Ferry:
-    """`wake` is called when there is something to take; `known_id` is the data that this shard wrote to last."""
+    """`wake` is called when there is something to take; `known_id` is the data that this shard wrote to last; `gaps`
+    are the partitions in which rows that are sent from now on may lack updates."""
 
     def __init__(self, store: ColdStore, wake: Callable[[], None], known_id: str) -> None:
         self._store = store
@@ -90,6 +91,7 @@ class Ferry:
         self.known_id = known_id
         self.connected = False
         self.losses = 0
+        self.gaps: Sequence[int] = ()
 
     def lane(self, table_id: int, dim: int) -> Lane:
         """The lane of one table."""
@@ -139,7 +141,7 @@ class Ferry:
 
     def write(self, lane: _TableLane, rows: list[Departure]) -> None:
         """For lanes."""
-        self._writes.put(partial(self._write, lane, rows))
+        self._writes.put(partial(self._write, lane, rows, self.gaps))
 
     def _run_reads(self) -> None:
         while not self._stopping.is_set():
@@ -153,6 +155,7 @@ class Ferry:
                 self._stopping.wait(_RETRY_S)
             except Exception:
                 # The outermost loop: rows that cannot be fetched are missing, and that must not end the thread.
+                metrics.COLD_FAULTS.labels("read").inc()
                 logger.exception("reading the cold tier failed in an unexpected way")
                 self._stopping.wait(_RETRY_S)
 
@@ -161,7 +164,8 @@ class Ferry:
             try:
                 work()
             except Exception:
-                logger.exception("writing to the cold tier failed in an unexpected way")
+                metrics.COLD_FAULTS.labels("post").inc()
+                logger.exception("work for the cold tier failed in an unexpected way")
 
     def _meet(self) -> None:
         identity = self._store.identity()
@@ -198,7 +202,7 @@ class Ferry:
             lane, number, keys = self._reads.get()
             self._tell(lane, Fetched(number, keys, None))
 
-    def _write(self, lane: _TableLane, rows: list[Departure]) -> None:
+    def _write(self, lane: _TableLane, rows: list[Departure], gaps: Sequence[int]) -> None:
         while not self._stopping.is_set():
             # What lies below must be known before it changes.
             if not (self._met and self.connected):
@@ -206,9 +210,14 @@ class Ferry:
                 continue
             try:
                 with _WRITE.time():
-                    self._store.write(lane.table_id, rows)
+                    self._store.write(lane.table_id, rows, gaps)
             except RedisUnavailable as error:
                 self._lose_sight(error)
+                self._stopping.wait(_RETRY_S)
+            except Exception:
+                # Rows that are given up would be on their way down for ever, and no others would go.
+                metrics.COLD_FAULTS.labels("write").inc()
+                logger.exception("writing to the cold tier failed in an unexpected way; trying again")
                 self._stopping.wait(_RETRY_S)
             else:
                 self._tell(lane, Stored(rows))

@@ -116,7 +116,7 @@ class Holding:
             self.arrive(np.fromiter(states, np.int64, len(states)), versions, dead, rows)
 
     def _leave(self, keys: I64, versions: U64, tombstones: Bool, rows: F32) -> None:
-        orders = self.place_in_log.orders(keys).tolist()
+        orders = self.place_in_log.up_to(keys)
         dead = tombstones.tolist()
         for i, (key, version) in enumerate(zip(keys.tolist(), versions.tolist(), strict=True)):
             # Rows of one batch leave at about the same time: a view of them keeps nothing for long.

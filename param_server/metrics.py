@@ -109,6 +109,11 @@ COLD_SECONDS = latency(
     "Time of one batch read from or written to the cold tier. When it grows, look at Redis.",
     ["what"],
 )
+COLD_FAULTS = counter(
+    "param_server_cold_faults_total",
+    "Reads and writes of the cold tier that failed although Redis answers: a bug. The shard's log has the trace.",
+    ["what"],
+)
 COLD_FAILURES = counter(
     "param_server_cold_failures_total",
     "Calls of the cold tier that failed. Lookups go on without it; look at Redis.",

@@ -155,7 +155,8 @@ def _joined(exports: list[Export]) -> Export:
 
 def _filled(generation: Generation, found: Plan, release: Release) -> bool:
     if generation.tiers is not None:
-        generation.tiers.follow(found.log().progress())
+        log = found.log()
+        generation.tiers.follow(log.progress(), complete=log.losses == log.truncations == 0)
     for chain, part in found.chains:
         if generation.tiers is not None and not chain.from_release:
             # Rows may go down a tier as they are put, so each key must come once, in its newest state.

@@ -36,6 +36,8 @@ def drop_unserved(redis_url: str, stack: str, snapshots: Path, served: Collectio
         dropped = sorted(_generations(client, stack) - kept)
         for generation in dropped:
             n = _drop(client, f"{stack}:c:{generation}")
+            for note in (snapshots / stack).glob(f"of-*/shard-*/cold-id-{generation}.*"):
+                note.unlink(missing_ok=True)
             logger.info("a generation's cold rows are dropped", extra={"generation": generation, "keys": n})
     return dropped
 
@@ -59,7 +61,7 @@ def _generations(client: Any, stack: str) -> set[int]:
 
 def _drop(client: Any, prefix: str) -> int:
     """The id, then the rows, last what says that there were any: so that an interrupted drop is gone on with."""
-    client.unlink(f"{prefix}#id")
+    client.unlink(f"{prefix}#id", f"{prefix}#gaps")
     last = [name for name in client.scan_iter(match=f"{prefix}:*#*", count=_AT_ONCE) if _is_note(name, prefix)]
     dropped = 1
     batch: list[bytes] = []

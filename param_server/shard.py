@@ -64,8 +64,9 @@ class Shard:
         self._producer = LogProducer(config.bootstrap)
         self._observed_s = 0.0
         self._tables: dict[int, Mapping[int, EmbeddingTable] | None] = {}
+        generation = release.manifest.generation
         self._tiers = (
-            Tiers(config.tiers, folder, release.manifest.generation, self._place, self._clock, self._device)
+            Tiers(config.tiers, folder, generation, self._place, self._clock, self._device, config.replica)
             if config.tiers
             else None
         )
@@ -105,7 +106,7 @@ class Shard:
             n_partitions=config.n_partitions, created_us=self._generation.created_us, clock=self._clock,
         )  # fmt: skip
         if self._tiers is not None:
-            self._tiers.follow(self._follower.progress)
+            self._tiers.follow(self._follower.progress, complete=self._follower.complete)
         self._producer.start()
         positions = {p: at.offset for p, at in log.positions.items()}
         identity = log.identity or None
@@ -156,8 +157,8 @@ class Shard:
         """Apply what the log brought, within the budget; begin a snapshot when one is due."""
         self._follower.set_highwater(self._reader.highwater, connected=self._reader.connected)
         if self._tiers is not None:
-            self._tiers.turn()
-        held = self._tiers is not None and self._tiers.hold(snapshot_due=self._keeper.due)
+            self._tiers.turn(complete=self._follower.complete)
+        held = self._tiers is not None and self._tiers.hold(snapshot_due=self._first and self._keeper.due)
         if not held and self._follower.step(self._config.apply_budget_s):
             self._server.wake()
         if (began := self._follower.take_began()) is not None and self._first:
@@ -295,4 +296,4 @@ class Shard:
         for name, table in self._generation.tables.items():
             metrics.TABLE_ROWS.labels(shard, name).set(table.size)
         if self._tiers is not None:
-            self._tiers.observe()
+            self._tiers.observe(shard)

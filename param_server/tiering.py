@@ -27,7 +27,7 @@ from param_server.ferry import Ferry
 from param_server.holding import TierRules
 from param_server.hotset import WarmUp, as_bytes, decode_lists, encode_list
 from param_server.residents import Residents
-from param_server.routing import partition_of, shard_of
+from param_server.routing import partition_of, partitions_of_shard, shard_of
 from param_server.table import EmbeddingTable, Export
 from param_server.table.device import HOST, TableDevice, tier_in_host_memory
 from param_server.table.evicting import bytes_for, warm
@@ -70,12 +70,14 @@ class Tiers:
 
     def __init__(
         self, config: Tiering, folder: Path, generation: int, place: Place, clock: Clock,
-        device: TableDevice = HOST,
+        device: TableDevice = HOST, replica: int = 0,
     ) -> None:  # fmt: skip
         self._config = config
         self._device = device
-        self._note = ColdNote(folder / "cold-id.json")
+        self._note = ColdNote(folder, generation, replica)
         self._place = place
+        self._partitions = partitions_of_shard(place.index, place.n_partitions, place.n_shards)
+        self._first = replica == 0
         self._clock = clock
         self._store = ColdStore(config.redis_url, f"{config.stack}:c:{generation}") if config.redis_url else None
         self._wake: Callable[[], None] = _nobody
@@ -119,8 +121,9 @@ class Tiers:
             for name, spec in specs.items()
         }
 
-    def follow(self, progress: Mapping[int, Progress]) -> None:
-        """Take order from these positions, which move."""
+    def follow(self, progress: Mapping[int, Progress], *, complete: bool) -> None:
+        """Take order from these positions, which move; `complete`: no update is known to be lost."""
+        self._mark(complete)
         orders = partial(_orders, progress, self._place.n_partitions)
         for table in self._ids.values():
             table.follow(orders)
@@ -142,8 +145,9 @@ class Tiers:
         self._wake = wake
         wake()
 
-    def turn(self) -> None:
+    def turn(self, *, complete: bool) -> None:
         """Let the tables take in what has arrived and send what is to go; now and then, keep the hot lists."""
+        self._mark(complete)
         for table in self._ids.values():
             table.turn()
         self._warm_up()
@@ -152,9 +156,9 @@ class Tiers:
             ready = len(self._warm_ups) == len(self._ids) and all(w.state == "warm" for w in self._warm_ups.values())
             self._next_s = now_s + (self._config.hot_list_interval_s if ready else _RETRY_S)
             self._note.keep(self._ferry.known_id, self._ferry.take_losses())
-            if ready:
+            if ready and self._first:
                 self._write_lists(self._ferry)
-            else:
+            elif not ready:
                 self._ask_for_lists(self._ferry)
 
     def hold(self, *, snapshot_due: bool) -> bool:
@@ -175,6 +179,7 @@ class Tiers:
             "cold": ferry is not None,
             "cold_connected": ferry is not None and ferry.connected,
             "cold_losses": self._note.now.losses,
+            "cold_complete": self._cold_complete,
             "cold_damaged_rows": self._store.damaged if self._store is not None else 0,
             "lists_written": self._lists_written,
             "warm": ferry is None or all(w["state"] == "warm" for w in warm_ups.values()),
@@ -182,10 +187,12 @@ class Tiers:
         }
 
     def health_of_shard(self, complete: bool) -> dict[str, Any]:
-        """What the tiers add to the health of a shard: a cold tier that lost its rows makes it incomplete."""
-        return {"complete": complete and self._note.now.losses == 0, "tiers": self.health()}
+        """What the tiers add to the health of a shard: a cold tier that lost its rows, or to which a shard wrote that
+        had lost updates, makes it incomplete."""
+        complete = complete and self._note.now.losses == 0 and self._cold_complete
+        return {"complete": complete, "tiers": self.health()}
 
-    def observe(self) -> None:
+    def observe(self, shard: str) -> None:
         """Bring the metrics up to date."""
         for name, table in self._names.items():
             health = table.health()
@@ -199,7 +206,15 @@ class Tiers:
                 for label, count in now.items():
                     counter.labels(label).inc(count - told.get(label, 0))
                 told.update(now)
-        metrics.TIER_LEAVING.labels(str(self._place.index)).set(sum(table.leaving for table in self._ids.values()))
+        metrics.TIER_LEAVING.labels(shard).set(sum(table.leaving for table in self._ids.values()))
+
+    @property
+    def _cold_complete(self) -> bool:
+        return self._store is None or not self._store.has_gaps(self._partitions)
+
+    def _mark(self, complete: bool) -> None:
+        if self._ferry is not None:
+            self._ferry.gaps = () if complete else self._partitions
 
     def _tiered(self, spec: TableSpec, hot_bytes: int, warm_bytes: int) -> TieredTable:
         rules = self._config.rules

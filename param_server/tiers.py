@@ -6,8 +6,9 @@
   in its part of the key space, the stored row cannot matter and the new one goes where `new_keys` says. Else (and for
   every add) it waits until the row was read; then it applies as if the row had been here.
 - What finds no room goes down with its version, tombstones too, and is kept here until the cold tier acknowledged it.
-- The cold tier may be ahead of the log's position after a restart. `order` says up to where in the log a row is
-  complete; writes before that are in it already and are skipped, so an add counts once.
+- The cold tier may be ahead of the log's position: after a restart, and where replicas share it and another one is
+  further. `order` says up to where in the log a row is complete; writes before that are in it already and are skipped,
+  so an add counts once. A capture leaves such rows out: they are below, as they are here.
 
 Without a cold tier nothing is dropped: keys that find no room are refused. Invariant: every key's newest state is in
 exactly one place: hot, warm, on its way down, or in the cold tier with the writes that wait for it here.
@@ -38,24 +39,31 @@ _RESTORE_AT_ONCE = 8192
 
 
 class TierCapture:
-    """The entries of all tiers of one moment; `table.Capture`."""
+    """The entries of all tiers of one moment, but for those of the keys `ahead`; `table.Capture`."""
 
     number = 0
 
-    def __init__(self, parts: list[Capture], leaving: Export) -> None:
+    def __init__(self, parts: list[Capture], leaving: Export, ahead: I64) -> None:
         self._parts = parts
         self._leaving: Export | None = leaving
+        self._ahead = ahead
 
     def take(self, most_rows: int) -> Export | None:
         """The next piece of about `most_rows` entries, perhaps empty; None when everything was given out."""
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
-            return leaving
+            return self._behind(leaving)
         while self._parts:
             if (piece := self._parts[0].take(most_rows)) is not None:
-                return piece
+                return self._behind(piece)
             self._parts.pop(0)
         return None
+
+    def _behind(self, piece: Export) -> Export:
+        if not self._ahead.size:
+            return piece
+        at = np.flatnonzero(~np.isin(piece.keys, self._ahead))
+        return Export(piece.keys[at], piece.versions[at], piece.tombstones[at], piece.rows[at])
 
 
 class TieredTable:
@@ -112,8 +120,8 @@ class TieredTable:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a snapshot taken now would be wrong: writes wait, or rows are ahead of the log's position."""
-        return self.waiting or len(self._holding.place_in_log) > 0
+        """Whether a snapshot taken now would be wrong: it lacks writes that wait, and rows that are ahead."""
+        return self.waiting or self._holding.place_in_log.stranded
 
     @property
     def leaving(self) -> int:
@@ -159,7 +167,9 @@ class TieredTable:
     def capture_all(self) -> TierCapture:
         """Begin a copy of this moment, to be taken in pieces while the table changes. Ends the one before."""
         return TierCapture(
-            [table.capture_all() for table in self._residents.tables], self._as_export(list(self._holding.leaving))
+            [table.capture_all() for table in self._residents.tables],
+            self._as_export(list(self._holding.leaving)),
+            self._holding.place_in_log.ahead(),
         )
 
     def turn(self) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from edge_ranker.replica import start_rankers, stop_rankers
 from infra.clock import Clock, SystemClock
 from infra.errors import RedisUnavailable
+from infra.metrics import counter
 from infra.redis import connect, redis_errors
 from infra.release import read_release
 from infra.settings import Settings
@@ -31,6 +32,12 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 _JOIN_S = 90.0
+_FAILURES = counter(
+    "beside_failures_total",
+    "What went wrong with releases beside the first one. redis: it is away, what runs goes on. start: a release cannot "
+    "be served, `trirank release` says why. look: a bug, the log of `trirank up` has the trace.",
+    ("what",),
+)
 
 
 class Beside:
@@ -64,8 +71,9 @@ class Beside:
             try:
                 self._look()
             except RedisUnavailable:
-                continue  # what runs goes on running
+                _FAILURES.labels("redis").inc()  # what runs goes on running
             except Exception:  # the outermost loop
+                _FAILURES.labels("look").inc()
                 logger.exception("releases beside the first one could not be looked after")
 
     def _look(self) -> None:
@@ -88,6 +96,7 @@ class Beside:
             self._running[name] = lambda: _take_away(side, shards)
             start_rankers(self._settings, path, self._redis_url, side=side)
         except Exception as error:  # as many kinds as Ray has; what was started is taken away again
+            _FAILURES.labels("start").inc()
             logger.exception("a release cannot be served", extra={"release": name})
             self._failed.add((name, epoch))
             self._running.pop(name, lambda: None)()

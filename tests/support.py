@@ -1,14 +1,37 @@
-"""Helpers for tests: waiting for a condition, free ports."""
+"""Helpers for tests: waiting for a condition, free ports, servers that are ready."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Server(Protocol):
+    """A process that is started and stopped."""
+
+    def start(self) -> None: ...
+    def wait_ready(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+S = TypeVar("S", bound=Server)
+
+
+@contextmanager
+def ready(server: S) -> Iterator[S]:
+    """The server, answering, until the end of the block."""
+    server.start()
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
 
 
 def eventually(probe: Callable[[], T], *, timeout_s: float = 10.0, every_s: float = 0.02) -> T:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from infra.engine.breaker import Breaker
 from infra.engine.choose import WANTED, Check, Offer, Opened, Refusal, close_quietly, open_engine
-from infra.engine.metrics import SERVING, TRIPPED
+from infra.engine.metrics import FAULTS, SERVING, TRIPPED
 from infra.engine.run import Engine
 from infra.errors import Permanent
 
@@ -132,6 +132,7 @@ class Keeper:
             try:
                 pause_s = None if self._stopping else self.step()
             except Exception:
+                FAULTS.labels(self._role).inc()
                 logger.exception("the engines could not be looked after", extra={"role": self._role})
                 pause_s = 1.0
 

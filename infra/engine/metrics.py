@@ -35,6 +35,12 @@ RESCUED = counter(
     "Requests answered by the next engine because the first one failed. They cost a second run; none was lost.",
     ("role",),
 )
+FAULTS = counter(
+    "engine_keeper_faults_total",
+    "Looks after the engines that failed by themselves: a bug. The engines in rotation go on; fallen ones are tried "
+    "again a second later. The replica's log has the trace.",
+    ("role",),
+)
 TRIPPED = counter(
     "engine_tripped_total",
     "Times an engine was taken out of service. It is tried again after a growing pause, with the recorded requests.",

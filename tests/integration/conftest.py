@@ -1,4 +1,4 @@
-"""What tests with real shards share: a broker and a small release for each module, topics for each test."""
+"""What tests with real servers share: a broker, a Redis and a small release for each module, topics for each test."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.embedded import EmbeddedBroker
+from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.release import Release
 from tests.integration.shards import Topics, make_release, make_topics
+from tests.support import ready
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    server = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    server.start()
-    try:
-        server.wait_ready()
+    with ready(EmbeddedBroker(tmp_path_factory.mktemp("broker"))) as server:
         yield server
-    finally:
-        server.stop()
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    with ready(EmbeddedRedis(tmp_path_factory.mktemp("redis"))) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

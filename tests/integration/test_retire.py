@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,23 +23,12 @@ from tests.integration.shards import Topics, ask_snapshot, asking, running, shar
 STACK = "some"
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
-    server.start()
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
-
-
 def fill(redis: EmbeddedRedis, generation: int, n: int = 30, stack: str = STACK) -> ColdStore:
-    """Rows whose keys have every kind of byte in them, floors and a list."""
+    """Rows whose keys have every kind of byte in them, floors, a list and a partition with gaps."""
     store = ColdStore(redis.url, f"{stack}:c:{generation}")
     store.identity()
     keys = [*range(n), int.from_bytes(b"4#floors", "little"), int.from_bytes(b":1#hot\0\0", "little")]
-    store.write(4, [Departure(key, RowState(1, np.ones(2, np.float32)), 1, 0) for key in keys])
+    store.write(4, [Departure(key, RowState(1, np.ones(2, np.float32)), 1, 0) for key in keys], gaps=[3])
     store.put_hot(4, 0, 1, b"")
     return store
 
@@ -55,9 +43,15 @@ def test_cold_rows_of_generations_that_nobody_serves_go_and_no_others(redis: Emb
         fill(redis, generation)
     fill(redis, 1, stack="other")
     served, other = names(redis, f"{STACK}:c:12"), names(redis, "other:c:1")
+    folder = tmp_path / STACK / "of-1" / "shard-0"
+    folder.mkdir(parents=True)
+    notes = [folder / f"cold-id-{name}.json" for name in ("1", "1.r1", "12")]
+    for note in notes:
+        note.write_text("{}")
     assert drop_unserved(redis.url, STACK, tmp_path, {12}) == [1, 2]
     assert (names(redis, f"{STACK}:c:12"), names(redis, "other:c:1")) == (served, other)
     assert names(redis, f"{STACK}:c:") == served
+    assert list(folder.iterdir()) == notes[2:]
     assert drop_unserved(redis.url, STACK, tmp_path, {12}) == []
 
 

@@ -37,7 +37,7 @@ from tests.integration.shards import (
     running,
     shard_config,
 )
-from tests.support import eventually
+from tests.support import eventually, ready
 
 HOT_ROWS, WARM_ROWS = 10, 6
 N_KEYS = 80
@@ -45,13 +45,9 @@ N_KEYS = 80
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    server = EmbeddedRedis(tmp_path / "redis")
-    server.start()
-    try:
-        server.wait_ready()
+    """One for each test: it is killed, and loses its rows."""
+    with ready(EmbeddedRedis(tmp_path / "redis")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from infra.commands.update_log import about_letter, about_update, letter_line, records, update_line
 from infra.embedded import EmbeddedBroker
 from infra.kafka import LogProducer
 from param_server.contract import Op, UpdateBatch, encode_batch
-from tests.integration.shards import N_PARTITIONS, Topics, make_topics
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    server = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    server.start()
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture
-def topics(broker: EmbeddedBroker) -> Topics:
-    return make_topics(broker.bootstrap)
+from tests.integration.shards import N_PARTITIONS, Topics
 
 
 def an_update(n: int, *, base_version: int = 0) -> bytes:

@@ -85,3 +85,23 @@ def test_the_exposition_has_what_was_counted_a_moment_ago_and_the_next_process_f
     assert "steps_total 3.0" in first
     assert 'took_seconds_count{what="a"} 1.0' in first
     assert "steps_total 6.0" in second
+
+
+_JOINS = """
+import sys
+from pathlib import Path
+from infra.metrics import counter, exposition, join_folder
+steps = counter("steps_total", "Steps.", ("what",))
+steps.labels("alone").inc()
+join_folder(Path(sys.argv[1]))
+steps.labels("together").inc(2)
+print(exposition().decode())
+"""
+
+
+def test_a_process_that_joins_the_folder_late_is_in_the_exposition_of_all(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _JOINS, str(tmp_path)], capture_output=True, text=True, check=True)
+
+    assert 'steps_total{what="together"} 2.0' in done.stdout
+    assert "alone" not in done.stdout
+    assert list(tmp_path.glob("counter_*.db"))

@@ -60,7 +60,6 @@ def test_a_config_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPa
         ({"stack": "Not A Name"}, "stack"),
         ({"shards": 9, "partitions": 8}, "partitions"),
         ({"shard_replicas": 0}, "shard_replicas"),
-        ({"shard_replicas": 2, "tier_hot_bytes": 1 << 30}, "shard_replicas"),
         ({"shard_device": "gpu"}, "shard_device"),
         ({"gpus_per_shard": 2.0}, "gpus_per_shard"),
         ({"shard_device": "cpu", "gpus_per_shard": 0.5}, "gpus_per_shard"),

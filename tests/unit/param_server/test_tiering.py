@@ -58,7 +58,7 @@ def test_order_is_the_position_of_the_partition_a_key_belongs_to(tmp_path: Path)
     table = tiers.tables({"item": spec("item", 4, 10_000)})["item"]
     assert isinstance(table, TieredTable)
     progress = {0: Progress(offset=5, log_epoch=2)}
-    tiers.follow(progress)
+    tiers.follow(progress, complete=True)
     orders = table._holding.place_in_log.orders  # the rows themselves do not show it
     assert orders(np.array([1])).tolist() == [log_version(5, 2)]
     progress[0].offset = 6
@@ -79,14 +79,25 @@ def test_settings_reach_the_tiers_and_without_a_budget_there_are_none() -> None:
 
 
 def test_the_note_of_the_cold_tier_outlives_the_process_and_a_damaged_one_is_none(tmp_path: Path) -> None:
-    file = tmp_path / "deep" / "cold-id.json"
-    note = ColdNote(file)
+    folder = tmp_path / "deep"
+    note = ColdNote(folder, 5)
     assert note.read() == ColdId()
     note.keep("", 0)
-    assert not file.exists()
+    assert not folder.exists()
     note.keep("abc", 0)
     note.keep("def", 1)
     note.keep("", 0)
-    assert ColdNote(file).read() == ColdId("def", 1)
-    file.write_bytes(b"{")
-    assert ColdNote(file).read() == ColdId()
+    assert ColdNote(folder, 5).read() == ColdId("def", 1)
+    next(folder.iterdir()).write_bytes(b"{")
+    assert ColdNote(folder, 5).read() == ColdId()
+
+
+def test_each_generation_has_a_note_and_a_replica_without_one_begins_with_that_of_the_first(tmp_path: Path) -> None:
+    first = ColdNote(tmp_path, 5)
+    first.keep("abc", 1)
+    assert ColdNote(tmp_path, 6).read() == ColdId()
+    second = ColdNote(tmp_path, 5, replica=1)
+    assert second.read() == ColdId("abc", 1)
+    second.keep("def", 1)
+    assert ColdNote(tmp_path, 5, replica=1).read() == ColdId("def", 2)
+    assert ColdNote(tmp_path, 5).read() == ColdId("abc", 1)
