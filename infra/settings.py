@@ -87,6 +87,9 @@ class Settings(BaseSettings):
         default=2.0, ge=1.0, le=100.0, description="Table capacity over the rows of the release."
     )
     table_min_capacity_rows: int = Field(default=65536, ge=1, description="Least capacity of a table.")
+    table_images: bool = Field(
+        default=True, description="Shards on one host share the rows of equal tables (host memory, no tiers)."
+    )
     snapshot_interval_s: float = Field(
         default=30.0, gt=0, description="Seconds between snapshots of a shard that changed."
     )

@@ -27,6 +27,7 @@ from infra.settings import Settings
 from param_server.config import ShardConfig
 from param_server.eviction import Policy
 from param_server.holding import TierRules
+from param_server.images import image_folder
 from param_server.keeper import Keeping
 from param_server.shard import Shard
 from param_server.table.device import open_device
@@ -164,6 +165,7 @@ def _config(settings: Settings, redis_url: str, kafka: str, index: int, side: st
         bootstrap=kafka,
         topic=settings.embeddings_topic,
         deadletter_topic=settings.deadletter_topic,
+        image_root=image_folder(settings) if settings.table_images else None,
         snapshots=Keeping(settings.snapshot_interval_s, settings.snapshot_keep, settings.snapshot_deltas),
         table_headroom=settings.table_headroom,
         table_min_capacity_rows=settings.table_min_capacity_rows,

@@ -14,7 +14,7 @@ import numpy as np
 
 from infra.errors import ReleaseRefused
 from infra.release import Release
-from param_server.contract import I64, Op
+from param_server.contract import I64, Op, TableSpec
 from param_server.routing import shard_of
 from param_server.specs import table_specs
 from param_server.table import EmbeddingTable, Export, RowBatch
@@ -72,6 +72,13 @@ def empty_generation(
     tables: Mapping[str, EmbeddingTable] = (
         {name: device.plain(spec) for name, spec in specs.items()} if tiers is None else tiers.tables(specs)
     )
+    return generation_of(release, specs, tables, tiers)
+
+
+def generation_of(
+    release: Release, specs: Mapping[str, TableSpec], tables: Mapping[str, EmbeddingTable], tiers: Tiers | None = None
+) -> Generation:
+    """The tables of a release, one for each spec."""
     manifest = release.manifest
     return Generation(
         number=manifest.generation,
@@ -84,15 +91,19 @@ def empty_generation(
     )
 
 
+def release_rows(release: Release, name: str, place: Owns) -> Export:
+    """The rows of a table of the release that belong to `place`. Raises ReleaseRefused."""
+    given = release.table(name)
+    if not np.isfinite(given.rows).all():
+        raise ReleaseRefused(f"{release.path}: table {name} holds a number that is not finite")
+    mine = place.owns(given.keys)
+    return Export(given.keys[mine], given.versions[mine], np.zeros(mine.size, np.bool_), given.rows[mine])
+
+
 def fill_from_release(generation: Generation, release: Release, place: Owns) -> None:
     """Put the rows of the release that belong to `place` into tables without any of them. Raises ReleaseRefused."""
     for name, table in generation.tables.items():
-        given = release.table(name)
-        if not np.isfinite(given.rows).all():
-            raise ReleaseRefused(f"{release.path}: table {name} holds a number that is not finite")
-        mine = place.owns(given.keys)
-        state = Export(given.keys[mine], given.versions[mine], np.zeros(mine.size, np.bool_), given.rows[mine])
-        if not _put(generation, table, state, behind=True):
+        if not _put(generation, table, release_rows(release, name, place), behind=True):
             raise ReleaseRefused(f"{release.path}: table {name} has more rows here than table_headroom leaves room for")
 
 
@@ -114,6 +125,11 @@ def fill_from_state(generation: Generation, state: Mapping[str, Export], part: O
 def _put(generation: Generation, table: EmbeddingTable, state: Export, *, behind: bool) -> bool:
     if isinstance(table, TieredTable) and generation.tiers is not None:
         return generation.tiers.fill(table, state, behind=behind)
+    return put(table, state)
+
+
+def put(table: EmbeddingTable, state: Export) -> bool:
+    """Write entries into a table without tiers, newest wins; False when they do not fit."""
     dead = np.flatnonzero(state.tombstones)
     live = np.flatnonzero(~state.tombstones) if dead.size else slice(None)
     if not _fits(table, RowBatch(Op.ASSIGN, state.keys[live], state.versions[live], state.rows[live])):

@@ -66,6 +66,12 @@ TABLE_ROWS = gauge(
     "Live rows per table. Near capacity, updates of new keys are refused: raise table_headroom.",
     ["shard", "table"],
 )
+TABLE_BYTES = gauge(
+    "param_server_table_bytes",
+    "Memory of a table: 'shared' is in an image that other shard processes on the host may use too, 'private' is this "
+    "process's. 'shared' is 0 where there is no image: the shard's health says why. 'private' grows as rows change.",
+    ["shard", "table", "kind"],
+)
 SNAPSHOT_SECONDS = latency(
     "param_server_snapshot_seconds",
     "Time to write one snapshot, beside serving. When it nears snapshot_interval_s, raise that.",

@@ -18,6 +18,7 @@ from infra.release import Release
 from param_server.chain import Chain, Shelf
 from param_server.contract import I64
 from param_server.generation import Generation, fill_from_release, fill_from_state
+from param_server.images import Begun
 from param_server.routing import partition_of
 from param_server.snapshot import LogState, Owner, Position, Stored, folder_of, read_tables
 from param_server.table import Export
@@ -109,23 +110,59 @@ def plan(root: Path, owner: Owner, partitions: Iterable[int]) -> Plan:
 
 
 def restore(
-    root: Path, owner: Owner, partitions: Iterable[int], release: Release, empty: Callable[[], Generation]
-) -> Restored:
-    """Fill the tables that `empty` makes. Raises ReleaseRefused, SnapshotRefused."""
+    root: Path, owner: Owner, partitions: Iterable[int], release: Release, empty: Callable[[], Generation],
+    begun: Callable[[], Begun] | None = None,
+) -> Restored:  # fmt: skip
+    """Fill the tables that `empty` makes, or lay snapshots over those that `begun` makes: they hold the release's rows.
+
+    Raises ReleaseRefused, SnapshotRefused."""
     partitions = tuple(partitions)
     found = plan(root, owner, partitions)
-    generation = empty()
-    if _filled(generation, found, release):
+    generation = _laid_over(begun(), found) if begun is not None else None
+    if generation is None:
+        filled = empty()
+        generation = filled if _filled(filled, found, release) else None
+    if generation is not None:
         return Restored(generation, found.log(), found.source, found.refused, _goes_on(root, owner, found))
     reason = "it has more rows than table_headroom leaves room for"
     logger.error("the snapshot is not used", extra={"reason": reason})
-    generation = empty()
-    fill_from_release(generation, release, Part(partitions, owner.n_partitions))
+    if begun is not None:
+        generation = begun().generation
+    else:
+        generation = empty()
+        fill_from_release(generation, release, Part(partitions, owner.n_partitions))
     log = found.log()
     # The log is read from its beginning; should that be gone, the identity makes it show.
     positions = {p: Position(0, at.log_epoch, 0) for p, at in log.positions.items()}
     refused = found.refused | {found.source: reason}
     return Restored(generation, LogState(log.identity, positions, log.losses, log.truncations), "release", refused)
+
+
+def _laid_over(begun: Begun, found: Plan) -> Generation | None:
+    """The tables with all snapshots laid over the rows of the release; None when that is not what was saved.
+
+    Oldest first, whatever the versions: an `add` may change a row and leave its version, so the place in the chain
+    decides. A chain with a full snapshot is the whole of its partitions: a row of the release that it does not have
+    must not be there, and a table forgets none.
+    """
+    begins = {name: table.held.used for name, table in begun.tables.items()}
+    saved = {name: np.zeros(n, np.bool_) for name, n in begins.items()}
+    for chain, part in found.chains:
+        for link in chain.links if not chain.from_release else chain.links[1:]:
+            entries = read_tables(link)
+            for name, table in begun.tables.items():
+                numbers = table.lay(chosen_of(entries[name], part.owns(entries[name].keys)))
+                if numbers is None:
+                    begun.give_up(name, "a snapshot has more rows than there is room for")
+                    return None
+                if not chain.from_release:
+                    saved[name][numbers[numbers < begins[name]]] = True
+    for name, table in begun.tables.items():
+        other = table.held.arrays.keys[: begins[name]][~saved[name]]
+        if any(part.owns(other).size for chain, part in found.chains if not chain.from_release):
+            begun.give_up(name, "a full snapshot lacks rows of the release")
+            return None
+    return begun.generation
 
 
 def merged(chain: Chain, part: Part) -> dict[str, Export]:

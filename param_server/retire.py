@@ -1,4 +1,4 @@
-"""What generations that are no longer served leave behind: cold rows in Redis, snapshots of releases served beside.
+"""What releases that are no longer served leave behind: cold rows in Redis, snapshots of those served beside, images.
 
 Keeps a generation that is served, and one of which the stack's own shards still have a snapshot, because a start with
 its release would go on from that. Invariant: a generation that is begun to be dropped is not taken for whole again: its
@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from infra.redis import connect, redis_errors
+from infra.release import Release
+from infra.settings import Settings
+from param_server.images import drop_images, image_folder, image_names
 from param_server.snapshot import SnapshotRefused, numbers, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,21 @@ def drop_unserved(redis_url: str, stack: str, snapshots: Path, served: Collectio
                 note.unlink(missing_ok=True)
             logger.info("a generation's cold rows are dropped", extra={"generation": generation, "keys": n})
     return dropped
+
+
+def drop_unserved_images(settings: Settings, served: Iterable[Release]) -> list[str]:
+    """Remove the table images of the stack that none of the `served` releases uses; their names. Raises ReleaseRefused.
+
+    A shard that has one of them mapped keeps it; one that starts later builds it again.
+    """
+    kept = [
+        image_names(
+            release, n_shards=settings.shards, n_partitions=settings.partitions,
+            headroom=settings.table_headroom, min_capacity_rows=settings.table_min_capacity_rows,
+        )
+        for release in served if settings.table_images
+    ]  # fmt: skip
+    return drop_images(image_folder(settings), set().union(*kept))
 
 
 def _in_snapshots(root: Path) -> Iterator[int]:

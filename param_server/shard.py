@@ -26,7 +26,9 @@ from param_server.feed import Feed
 from param_server.fetch import Tensors, fetch_all
 from param_server.follower import Follower
 from param_server.generation import Generation, Place, empty_generation
+from param_server.images import Begun, Images
 from param_server.keeper import SnapshotKeeper
+from param_server.residence import Residence
 from param_server.restore import Restored, restore
 from param_server.routing import partitions_of_shard
 from param_server.snapshot import LogState, Owner, SnapshotRefused, folder_of
@@ -70,6 +72,11 @@ class Shard:
             if config.tiers
             else None
         )
+        self._images = Images(config.image_root) if config.image_root else None
+        if device is not HOST or config.tiers:
+            # Memory of a GPU is of one process, and a tier is no table that is filled once.
+            self._images = None
+        self._residence = Residence(self._images, self._clock)
         self._restored: Restored
         self._generation: Generation
         self._follower: Follower
@@ -180,10 +187,7 @@ class Shard:
             "release": generation.release,
             "device": self._device.name,
             "generations": [generation.number],
-            "tables": {
-                name: {"rows": t.size, "tombstones": t.tombstones, "capacity_rows": t.capacity_rows, "bytes": t.bytes}
-                for name, t in generation.tables.items()
-            },
+            **self._residence.health(generation.tables),
             "log_connected": self._reader.connected,
             **follower.health(),
             "snapshot": {
@@ -237,7 +241,7 @@ class Shard:
     def _read_snapshots(self, partitions: tuple[int, ...], tries: int) -> Restored:
         root, owner = self._config.snapshot_root, self._owner(self._empty())
         try:
-            return restore(root, owner, partitions, self._release, self._empty)
+            return restore(root, owner, partitions, self._release, self._empty, self._begin if self._images else None)
         except SnapshotRefused:
             if tries == 1:
                 raise
@@ -245,15 +249,12 @@ class Shard:
             return self._read_snapshots(partitions, tries - 1)
 
     def _empty(self) -> Generation:
-        config = self._config
-        return empty_generation(
-            self._release,
-            self._place,
-            self._device,
-            headroom=config.table_headroom,
-            min_capacity_rows=config.table_min_capacity_rows,
-            tiers=self._tiers,
-        )
+        return empty_generation(self._release, self._place, self._device, tiers=self._tiers, **self._config.room)
+
+    def _begin(self) -> Begun:
+        if self._images is None:
+            raise ValueError("this shard has no images")
+        return self._images.begin(self._release, self._place, **self._config.room)
 
     def _owner(self, generation: Generation) -> Owner:
         return Owner(
@@ -293,7 +294,6 @@ class Shard:
         metrics.LOG_LAG.labels(shard).set(sum(self._follower.lag().values()))
         metrics.WATERMARK.labels(shard).set(self._follower.watermark_us / 1e6)
         metrics.STALENESS.labels(shard).set(self._follower.staleness_s)
-        for name, table in self._generation.tables.items():
-            metrics.TABLE_ROWS.labels(shard, name).set(table.size)
+        self._residence.observe(shard, self._generation.tables)
         if self._tiers is not None:
             self._tiers.observe(shard)

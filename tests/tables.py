@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from param_server.residents import Residents
 from param_server.table import EmbeddingTable
 from param_server.table.cpu import CpuTable
 from param_server.table.evicting import EvictingTable
+from param_server.table.image import Shape, build, load
 from param_server.tiers import TieredTable
 
 DIM = 3
@@ -29,6 +32,17 @@ Factory = Callable[[int], EmbeddingTable]
 def cpu_table(capacity_rows: int) -> EmbeddingTable:
     """A table in host memory."""
     return CpuTable(dim=DIM, capacity_rows=capacity_rows, default_row=DEFAULT)
+
+
+def mapped_table(capacity_rows: int) -> EmbeddingTable:
+    """A table in a private mapping of an image without rows, whose file is gone already."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "image"
+        shape = Shape(DIM, capacity_rows, DEFAULT)
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
+        build(file, "empty", shape, 0, lambda table: None)
+        os.close(file)
+        return load(path, "empty", shape)[0]
 
 
 def gpu_table(capacity_rows: int) -> EmbeddingTable:

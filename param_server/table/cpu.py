@@ -1,16 +1,19 @@
 """An embedding table in host memory, compiled with numba.
 
-One owner thread, no locks. Memory is set aside at construction (pages are touched as rows arrive) and never grows. The
-compiled loops are in `kernels_cpu.py`; `warm()` compiles or loads them all, so that no request pays for it.
+One owner thread, no locks. Memory is set aside at construction (pages are touched as rows arrive) and never grows; it
+may be given instead, with entries in it (`image.py`). The compiled loops are in `kernels_cpu.py`; `warm()` compiles or
+loads them all, so that no request pays for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from param_server.contract import F32, I64, Op
+from param_server.contract import F32, I64, U64, Op
 from param_server.table import Applied, Bool, Export, RowBatch, TopK
 from param_server.table import kernels_cpu as kernels
 from param_server.table.capture import CpuCapture
@@ -20,24 +23,61 @@ from param_server.table.host import NO_KEYS, Index, best_rows, check_batch, look
 _MOST_ROWS = 3 << 30
 
 
-class CpuTable:
-    """`EmbeddingTable` in host memory. `default_row` is f32[dim]."""
+class Arrays(NamedTuple):
+    """The memory of a table, as `kernels_cpu.py` describes it."""
 
-    def __init__(self, *, dim: int, capacity_rows: int, default_row: F32) -> None:
+    slots: U64
+    keys: I64
+    states: NDArray[np.uint8]
+    versions: U64
+    rows: F32
+    stamps: NDArray[np.uint32]
+
+
+class Held(NamedTuple):
+    """Arrays that a table goes on from: `used` entries, `live` of them live, none changed after stamp 1."""
+
+    arrays: Arrays
+    used: int
+    live: int
+
+
+def layout(capacity_rows: int, dim: int) -> Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Type and shape of each of the `Arrays`. All begin as zeros."""
+    return {
+        "slots": (np.dtype(np.uint64), (capacity_rows * 4 // 3 + 1,)),
+        "keys": (np.dtype(np.int64), (capacity_rows,)),
+        "states": (np.dtype(np.uint8), (capacity_rows,)),
+        "versions": (np.dtype(np.uint64), (capacity_rows,)),
+        "rows": (np.dtype(np.float32), (capacity_rows, dim)),
+        "stamps": (np.dtype(np.uint32), (capacity_rows,)),
+    }
+
+
+def _new_arrays(capacity_rows: int, dim: int) -> Arrays:
+    """What need not begin as zeros is not made so: numpy then has it in larger pages."""
+    arrays = {
+        name: (np.zeros if name in ("slots", "states", "stamps") else np.empty)(shape, dtype)
+        for name, (dtype, shape) in layout(capacity_rows, dim).items()
+    }
+    return Arrays(**arrays)
+
+
+class CpuTable:
+    """`EmbeddingTable` in host memory. `default_row` is f32[dim]; without `held` the table is empty."""
+
+    def __init__(self, *, dim: int, capacity_rows: int, default_row: F32, held: Held | None = None) -> None:
         if not 0 < capacity_rows <= _MOST_ROWS:
             raise ValueError(f"capacity_rows is {capacity_rows}, it must be in [1, {_MOST_ROWS}]")
         if default_row.shape != (dim,):
             raise ValueError(f"default_row has shape {default_row.shape}, not ({dim},)")
         self._default_row = np.array(default_row, np.float32)
-        self._slots = np.zeros(capacity_rows * 4 // 3 + 1, np.uint64)
-        self._keys = np.empty(capacity_rows, np.int64)
-        self._states = np.zeros(capacity_rows, np.uint8)
-        self._versions = np.empty(capacity_rows, np.uint64)
-        self._rows = np.empty((capacity_rows, dim), np.float32)
-        self._stamps = np.zeros(capacity_rows, np.uint32)
+        arrays, self._used, self._live = held or Held(_new_arrays(capacity_rows, dim), 0, 0)
+        shapes = [shape for _, shape in layout(capacity_rows, dim).values()]
+        if [array.shape for array in arrays] != shapes:
+            raise ValueError(f"the arrays are not those of a table of {capacity_rows} rows of dim {dim}")
+        self._slots, self._keys, self._states, self._versions, self._rows, self._stamps = arrays
         self._stamp = 1
-        self._used = 0
-        self._live = 0
         self._capture: CpuCapture | None = None
 
     @property
@@ -109,6 +149,31 @@ class CpuTable:
         """Return the k live rows of greatest dot product for each query f32[q, dim]; `exclude` as in the protocol."""
         return best_rows(self._index, self._used, queries, k, exclude)
 
+    @property
+    def held(self) -> Held:
+        """The table as another one may go on from it, not copied."""
+        arrays = Arrays(self._slots, self._keys, self._states, self._versions, self._rows, self._stamps)
+        return Held(arrays, self._used, self._live)
+
+    @property
+    def stamped(self) -> bool:
+        """Whether a capture or a mark was asked for."""
+        return self._stamp > 1
+
+    def lay(self, entries: Export) -> I64 | None:
+        """Make entries what is given, whatever versions they have, before the first capture; their numbers i64[n].
+
+        None when they do not all find room; the table is of no use then.
+        """
+        numbers = np.empty(entries.keys.size, np.int64)
+        states = np.where(entries.tombstones, kernels.TOMBSTONE, kernels.LIVE).astype(np.uint8)
+        fits, self._used, self._live = kernels.lay(
+            self._slots, self._keys, self._states, self._versions, self._rows.view(np.uint32), self._stamps,
+            self._stamp, self._used, self._live, plain(entries.keys), np.array(entries.versions, np.uint64, order="C"),
+            states, plain_rows(entries.rows).view(np.uint32), numbers,
+        )  # fmt: skip
+        return numbers if fits else None
+
     def export(self, since_version: int = 0) -> Export:
         """Return copies of every entry whose version is at least `since_version`, tombstones included."""
         versions = self._versions[: self._used]
@@ -148,3 +213,4 @@ def warm() -> None:
     table.capture().take(1)
     table.lookup(keys)
     table.topk(rows, 2, (keys[:1], keys[:0]))
+    table.lay(table.export())

@@ -215,6 +215,43 @@ def add(
 
 
 @njit(cache=True, nogil=True)
+def lay(
+    slots: Any, keys: Any, states: Any, versions: Any, bits: Any, stamps: Any, stamp: Any, used: Any, live: Any,
+    new_keys: Any, new_versions: Any, new_states: Any, new_bits: Any, entries: Any,
+) -> Any:  # fmt: skip
+    """Make entries what is given, whatever their versions, and note their numbers; (all found room, used, live).
+
+    Rows are compared and copied as `bits` u32[n, dim]. Nothing is written where it is the same already: a page that
+    other processes see stays theirs too.
+    """
+    dim = bits.shape[1]
+    for i in range(new_keys.size):
+        entry = _find(slots, keys, new_keys[i])
+        if entry < 0:
+            if used >= keys.size:
+                return False, used, live
+            _insert(slots, keys, new_keys[i], -1 - entry, used)
+            entry = used
+            states[entry] = 0
+            used += 1
+        entries[i] = entry
+        differing = np.int64(0)
+        for d in range(dim):
+            differing += np.int64(bits[entry, d] != new_bits[i, d])
+        if differing:
+            for d in range(dim):
+                bits[entry, d] = new_bits[i, d]
+        if states[entry] != new_states[i]:
+            live += np.int64(new_states[i] == LIVE) - np.int64(states[entry] == LIVE)
+            states[entry] = new_states[i]
+        if versions[entry] != new_versions[i]:
+            versions[entry] = new_versions[i]
+        if stamps[entry] != stamp:
+            stamps[entry] = stamp
+    return True, used, live
+
+
+@njit(cache=True, nogil=True)
 def about_to_change(
     slots: Any, keys: Any, stamps: Any, wanted: Any, since: Any, upto: Any, start: Any, end: Any, out: Any
 ) -> Any:

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from param_server.contract import Op
 from param_server.table import Applied, EmbeddingTable, RowBatch, TopK
-from tests.tables import DEFAULT, DIM, NUMPY_MAY_OVERFLOW, Factory, cpu_table, gpu_table, tiered_table
+from tests.tables import DEFAULT, DIM, NUMPY_MAY_OVERFLOW, Factory, cpu_table, gpu_table, mapped_table, tiered_table
 
 I64 = np.iinfo(np.int64)
 ODD_KEYS = [I64.min, I64.max, 0, -1, 1, I64.min + 1, 2**32, -(2**32)]
 
 
 @pytest.fixture(
-    params=[cpu_table, tiered_table, pytest.param(gpu_table, marks=NUMPY_MAY_OVERFLOW)], ids=["cpu", "tiered", "gpu"]
+    params=[cpu_table, mapped_table, tiered_table, pytest.param(gpu_table, marks=NUMPY_MAY_OVERFLOW)],
+    ids=["cpu", "mapped", "tiered", "gpu"],
 )
 def make(request: pytest.FixtureRequest) -> Factory:
     factory: Factory = request.param

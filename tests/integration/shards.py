@@ -90,6 +90,7 @@ def shard_config(folder: Path, bootstrap: str, topics: Topics, index: int = 0, n
         bootstrap=bootstrap,
         topic=topics.embeddings,
         deadletter_topic=topics.deadletter,
+        image_root=folder / "images",
         snapshots=Keeping(interval_s=3600.0),
         table_min_capacity_rows=1,
         table_headroom=4.0,
@@ -126,6 +127,12 @@ class ShardProcess:
         self._killed = False
         if wait:
             self.wait()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     def wait(self) -> None:
         """Wait until it serves."""

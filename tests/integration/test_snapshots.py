@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from infra.embedded import EmbeddedBroker
 from infra.release import Release
@@ -26,6 +22,7 @@ from tests.integration.shards import (
     running,
     shard_config,
 )
+from tests.small_disk import fill_up, small_disk
 from tests.support import eventually
 
 KEYS = list(range(N_ITEMS))
@@ -70,13 +67,13 @@ def test_a_snapshot_can_be_asked_for_and_says_what_it_is(
 
 
 def test_a_full_disk_costs_a_snapshot_and_nothing_else(
-    broker: EmbeddedBroker, release: Release, topics: Topics, small_disk: Path
+    broker: EmbeddedBroker, release: Release, topics: Topics, tmp_path: Path
 ) -> None:
-    config = shard_config(small_disk, broker.bootstrap, topics)
-    with running(config, release) as address, asking(release, address) as caller:
+    config = shard_config(tmp_path, broker.bootstrap, topics)
+    with small_disk(tmp_path), running(config, release) as address, asking(release, address) as caller:
         eventually(lambda: caller.health()["snapshot"]["kind"] == "start")
         good = ask_snapshot(caller)
-        filler = small_disk / "filler"
+        filler = tmp_path / "filler"
         fill_up(filler)
         with publishing(broker.bootstrap, topics) as publisher:
             publish(publisher, release, KEYS, 70.0)
@@ -89,24 +86,3 @@ def test_a_full_disk_costs_a_snapshot_and_nothing_else(
         filler.unlink()
         again = ask_snapshot(caller)
         assert (again["written"], again["kind"], again["rows"], again["error"]) == (2, "delta", N_ITEMS, "")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte; mounting one needs the right to."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def fill_up(filler: Path) -> None:
-    """Leave no byte."""
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(b"x" * 4096):
-            pass
