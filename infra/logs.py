@@ -27,5 +27,5 @@ def configure_logging(level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for noisy in ("kafka", "ray", "asyncio"):
+    for noisy in ("kafka", "ray", "asyncio", "numba", "redis"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,13 @@ def trirank(*arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedPr
 
 
 class RunningStack:
-    """`trirank up` in its own home folder and on a free port."""
+    """`trirank up` in its own home folder and on a free port; `settings` are further TRIRANK_* variables."""
 
-    def __init__(self, release: Path, home: Path, *options: str) -> None:
+    def __init__(self, release: Path, home: Path, *options: str, settings: Mapping[str, str] | None = None) -> None:
         self.release = release
         self.home = home
         self.options = options
+        self._settings = dict(settings or {})
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -96,7 +98,7 @@ class RunningStack:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=_environment(),
+                env={**_environment(), **self._settings},
             )
         eventually(self._ready, timeout_s=READY_S, every_s=0.1)
         return self

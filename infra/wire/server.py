@@ -263,9 +263,12 @@ class WireServer:
         self._in_flight = len(batch)
         self._batch_size.observe(len(batch))
         answers = self._answers([waiting.request for waiting in batch])
-        failed = 0
+        failed, traced = 0, _log.isEnabledFor(logging.DEBUG)
         for waiting, answer in zip(batch, answers, strict=True):
             failed += isinstance(answer, TrirankError)
+            if traced:
+                named = {"role": self._hello.role, "release": self._hello.release}
+                _log.debug("answered", extra={**named, "trace": waiting.request.trace_id})
             self._reply(waiting.client, waiting.call_id, answer)
         self._in_flight = 0
         self._handled += len(batch)

@@ -475,6 +475,21 @@ def test_ping_tells_the_load(ipc: str) -> None:
         asyncio.run(main())
 
 
+def test_a_request_can_be_followed_through_the_log_of_whoever_answered_it(
+    ipc: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def go() -> None:
+        async with calling(Peer("edge-0", address)) as client:
+            await client.call("echo", deadline=soon(), trace_id="a")
+            caplog.set_level(logging.DEBUG, "infra.wire.server")
+            await client.call("echo", deadline=soon(), trace_id="b")
+
+    with serving(ipc, Gate()) as (_, address):
+        asyncio.run(go())
+    told = [vars(record) for record in caplog.records if record.message == "answered"]
+    assert [(one["role"], one["release"], one["trace"]) for one in told] == [("edge", "r1", "b")]
+
+
 def test_wake_runs_what_is_between_batches_and_its_failure_ends_nothing(ipc: str) -> None:
     ran = threading.Event()
     fail = threading.Event()
