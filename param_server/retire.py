@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from infra.errors import ReleaseRefused
 from infra.redis import connect, redis_errors
-from infra.release import Release
+from infra.release import Release, read_release
 from infra.settings import Settings
 from param_server.images import drop_images, image_folder, image_names
 from param_server.snapshot import SnapshotRefused, numbers, read_manifest
@@ -24,6 +25,20 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1000
 _SIDE = re.compile(r"[0-9a-f]{8}")
+
+
+def tidy(settings: Settings, redis_url: str, served: Iterable[Path]) -> None:
+    """Drop what no release in the `served` directories uses; nothing while one of them cannot be read. Raises
+    RedisUnavailable."""
+    try:
+        releases = [read_release(path, verify_files=False) for path in served]
+    except ReleaseRefused as error:
+        logger.warning("what is no longer served is kept: a release cannot be read", extra={"reason": error})
+        return
+    drop_unserved_images(settings, releases)
+    if settings.tier_hot_bytes is not None and settings.tier_cold:
+        generations = {release.manifest.generation for release in releases}
+        drop_unserved(redis_url, settings.stack, settings.run_dir / "snapshots", generations)
 
 
 def drop_unserved(redis_url: str, stack: str, snapshots: Path, served: Collection[int]) -> list[int]:

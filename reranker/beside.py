@@ -18,13 +18,13 @@ import msgspec
 
 from edge_ranker.replica import start_rankers, stop_rankers
 from infra.clock import Clock, SystemClock
-from infra.errors import RedisUnavailable, ReleaseRefused
+from infra.errors import RedisUnavailable
 from infra.metrics import counter
 from infra.redis import connect, redis_errors
 from infra.release import read_release
 from infra.settings import Settings
 from param_server.actor import start_shards, stop_shards
-from param_server.retire import drop_unserved, drop_unserved_images
+from param_server.retire import tidy
 from reranker.gray.state import GrayRelease, wanted
 from reranker.gray.store import Trouble
 
@@ -107,19 +107,8 @@ class Beside:
 
     def _drop_unserved(self, needed: Mapping[str, str]) -> bool:
         """At the start, and when another release came: what was taken away can be drafted again until then."""
-        settings = self._settings
-        if settings.release is None:
-            return True
-        paths = [settings.release, *(Path(path) for path in needed.values())]
-        try:
-            releases = [read_release(path, verify_files=False) for path in paths]
-        except ReleaseRefused as error:
-            logger.warning("what is no longer served is kept: a release cannot be read", extra={"reason": error})
-            return True
-        drop_unserved_images(settings, releases)
-        if settings.tier_hot_bytes is not None and settings.tier_cold:
-            served = {release.manifest.generation for release in releases}
-            drop_unserved(self._redis_url, settings.stack, settings.run_dir / "snapshots", served)
+        if self._settings.release is not None:
+            tidy(self._settings, self._redis_url, [self._settings.release, *(Path(path) for path in needed.values())])
         return True
 
     def _tell(self, trouble: Trouble) -> None:
