@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ from infra.clock import Clock
 from infra.engine.export import export_ranker
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.errors import ReleaseRefused
-from infra.release import Item, RecordedRequest, Release, Role, User, write_release
+from infra.release import Item, RecordedRequest, Release, Role, write_release
 from reranker.evaluate import Trial
 from reranker.offline import OfflineScorer
 from reranker.precisions import LOG_LOSS_NEGATIVES, RULES, Rules, make_precisions
 from reranker.rankers import Rankers
-from reranker.source import user_state
+from reranker.source import TrainingLog, user_state
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -53,8 +53,8 @@ def package_release(
     report: Mapping[str, Any],
     out: Path,
     *,
-    users: Iterable[User],
-    name: str,
+    log: TrainingLog,
+    name: str | None,
     rng: np.random.Generator,
     clock: Clock,
     rules: Rules = RULES,
@@ -66,9 +66,10 @@ def package_release(
     """Export, record requests of the trial, make the precisions that `rules` let through, check, and write the release.
     Raises ReleaseRefused.
 
-    `users` are all users with their histories at the end of the training period; `log_loss_negatives` what the
-    negatives of a request weigh together, as in training. `ready` are FP32 graphs that need no export, `parent` the
-    release this one was made from, `architectures` what the manifest says of the models (None: what `rankers` says).
+    `log` knows all users with their histories at the end of the training period; without a `name` the release is called
+    as its folder. `log_loss_negatives` is what the negatives of a request weigh together, as in training. `ready` are
+    FP32 graphs that need no export, `parent` the release this one was made from, `architectures` what the manifest says
+    of the models (None: what `rankers` says).
     """
     schema = rankers.tables.schema
     tables = rankers.tables.release_tables()
@@ -96,7 +97,7 @@ def package_release(
         )
         return write_release(
             out,
-            name=name,
+            name=name or out.name,
             parent=parent,
             created_us=clock.now_us(),
             schema=asdict(schema),
@@ -105,7 +106,7 @@ def package_release(
             models=precisions.models,
             scales=precisions.scales,
             catalogue=catalogue,
-            users=users,
+            users=log.users(schema.max_history),
             requests=requests,
             report={
                 **report,

@@ -36,6 +36,7 @@ from reranker.recipe import Recipe
 from reranker.remote.working import RowIndex
 from reranker.report import quality, split_report
 from reranker.source import LogInMemory
+from reranker.threads import one_thread_per_operation
 
 # Of the source's report: what is made anew, or was of its training alone.
 _NOT_KEPT = ("precisions", "passes", "seconds", "recipe", "precision", "rows_elsewhere", "compared_with")
@@ -74,9 +75,7 @@ def replace_models(
         if role in chosen:
             rankers.architectures[role] = Architecture(_named(models[role]))
             ready |= {role: Path(models[role])} if models[role].endswith(".onnx") else {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread_per_operation():
         timeline, trial = log.test(rng)
         scores = score_trial(rankers, timeline, trial)
         report = {
@@ -94,8 +93,8 @@ def replace_models(
             trial,
             report,
             out,
-            users=log.users(schema.max_history),
-            name=name or out.name,
+            log=log,
+            name=name,
             rng=rng,
             clock=clock,
             rules=replace(rules, scales={}),
@@ -103,8 +102,6 @@ def replace_models(
             parent=manifest.name,
             architectures=_architectures(source, rankers, chosen),
         )
-    finally:
-        torch.set_num_threads(threads)
     lines = [f"release {release.manifest.name} in {release.path}", *lines_of(release.manifest.report["compared_with"])]
     (console or Console(stderr=True, soft_wrap=True)).print("\n".join(lines), highlight=False)
     return release

@@ -43,6 +43,7 @@ from reranker.remote.training import RemoteRows
 from reranker.report import quality, split_report, summary
 from reranker.source import LogInMemory, TrainingLog
 from reranker.streamed import StreamedLog
+from reranker.threads import one_thread_per_operation
 
 RECIPE = Recipe()
 CHECKPOINT_EVERY_S = 60.0
@@ -144,8 +145,8 @@ def train_release(
                 trial,
                 report,
                 out,
-                users=log.users(schema.max_history),
-                name=name or out.name,
+                log=log,
+                name=name,
                 rng=rng,
                 clock=clock,
                 rules=rules,
@@ -232,11 +233,6 @@ def _tables(schema: FeatureSchema, log: Log, recipe: Recipe) -> Tables:
 @contextmanager
 def _torch(seed: int) -> Iterator[None]:
     """Seeded torch whose operations stay in the thread that calls them; both are as before afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread_per_operation(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

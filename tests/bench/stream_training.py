@@ -77,7 +77,7 @@ def streamed(folder: Path, steps: int, buffer_events: int, seed: int = 0) -> dic
             trial,
             report,
             Path(out) / "release",
-            users=log.users(rankers.tables.schema.max_history),
+            log=log,
             name="bench",
             rng=rng,
             clock=SystemClock(),

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from edge_ranker.samples import Batch, Samples
-from edge_ranker.tables import Tables
-from feature_service.schema import FeatureSchema
+from edge_ranker.samples import Batch
 from feature_service.timeline import Timeline, cut
 from reranker.amp import choose_precision
 from reranker.descent import Descent, Precision
-from reranker.rankers import Rankers
 from reranker.recipe import Recipe
 from tests.logs_of_events import small_dataset
+from tests.unit.reranker.small_log import RECIPE, small_rankers, small_samples
 
-SCHEMA = FeatureSchema(n_user_buckets=8, max_history=10)
-RECIPE = replace(Recipe(), batch_size=32)
-
-
-@pytest.fixture(autouse=True)
-def one_thread_per_operation() -> Iterator[None]:
-    """As in training: torch's own threads would wait for each other at every small operation."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_per_operation")
 
 
 @pytest.fixture
@@ -37,22 +23,8 @@ def timeline() -> Timeline:
     return cut(small_dataset())
 
 
-def _rankers(timeline: Timeline, **more: object) -> Rankers:
-    torch.manual_seed(0)
-    return Rankers(Tables(SCHEMA, timeline, **more)).train()  # type: ignore[arg-type]
-
-
 def _batches(timeline: Timeline, n: int) -> list[Batch]:
-    samples = Samples(
-        timeline,
-        SCHEMA,
-        timeline.train,
-        rng=np.random.default_rng(0),
-        batch_size=32,
-        negatives_per_kind=2,
-        bucket_share=0.5,
-    )
-    return list(samples.batches(0, 0, n, 1))
+    return list(small_samples(timeline).batches(0, 0, n, 1))
 
 
 def _dense(gradients: list[torch.Tensor | None]) -> torch.Tensor:
@@ -60,7 +32,7 @@ def _dense(gradients: list[torch.Tensor | None]) -> torch.Tensor:
 
 
 def test_accumulated_gradients_are_the_mean_of_those_of_each_batch(timeline: Timeline) -> None:
-    rankers, batches = _rankers(timeline), _batches(timeline, 6)
+    rankers, batches = small_rankers(timeline), _batches(timeline, 6)
     with Descent(rankers, RECIPE, "fp32") as descent:
         losses, together = descent.gradients(batches)
         alone = [descent.gradients([batch]) for batch in batches]
@@ -71,7 +43,7 @@ def test_accumulated_gradients_are_the_mean_of_those_of_each_batch(timeline: Tim
 
 
 def test_gradients_in_bf16_point_where_those_in_fp32_point(timeline: Timeline) -> None:
-    rankers, batches = _rankers(timeline), _batches(timeline, 2)
+    rankers, batches = small_rankers(timeline), _batches(timeline, 2)
     found = {}
     for precision in ("fp32", "bf16"):
         with Descent(rankers, RECIPE, precision) as descent:  # type: ignore[arg-type]
@@ -87,7 +59,7 @@ def test_a_scaled_loss_gives_the_step_of_an_unscaled_one(timeline: Timeline) -> 
     batches, moved = _batches(timeline, 2), []
     precisions: tuple[Precision, ...] = ("fp32", "fp16")
     for precision in precisions:
-        rankers = _rankers(timeline)
+        rankers = small_rankers(timeline)
         before = rankers.edge.own.weight.detach().clone()
         with Descent(rankers, RECIPE, precision) as descent:
             descent.step(batches, 1e-3)
@@ -100,7 +72,7 @@ def test_a_scaled_loss_gives_the_step_of_an_unscaled_one(timeline: Timeline) -> 
 
 @pytest.mark.parametrize("sparse", [(), ("item", "user")])
 def test_an_overflow_skips_the_step_and_halves_the_scale(timeline: Timeline, sparse: tuple[str, ...]) -> None:
-    rankers, batches = _rankers(timeline, sparse=sparse), _batches(timeline, 2)
+    rankers, batches = small_rankers(timeline, sparse=sparse), _batches(timeline, 2)
     if sparse:
         batches = [replace(batch, recall_sample=torch.arange(20)) for batch in batches]
     with Descent(rankers, RECIPE, "fp16") as descent:
@@ -114,7 +86,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(timeline: Timeline, spa
 
 
 def test_the_state_of_the_optimisers_is_counted_in_bytes(timeline: Timeline) -> None:
-    rankers, batches = _rankers(timeline), _batches(timeline, 2)
+    rankers, batches = small_rankers(timeline), _batches(timeline, 2)
     with Descent(rankers, RECIPE, "fp32") as descent:
         assert descent.state_bytes() == 0
         descent.step(batches, 1e-3)
@@ -145,7 +117,7 @@ def test_half_precision_is_chosen_where_it_pays(
 @pytest.mark.parametrize("sampled", [False, True])
 def test_on_another_device_nothing_of_a_step_stays_behind(timeline: Timeline, sampled: bool) -> None:
     """Shapes and devices alone, on torch's meta device: it refuses to mix with tensors of the CPU, as CUDA does."""
-    rankers, (batch,) = _rankers(timeline).to("meta"), _batches(timeline, 1)
+    rankers, (batch,) = small_rankers(timeline).to("meta"), _batches(timeline, 1)
     batch = replace(batch, recall_sample=torch.arange(20) if sampled else None).to(torch.device("meta"))
     losses = rankers.losses(batch)
     gradients = torch.autograd.grad(sum(losses), list(rankers.parameters()), allow_unused=True)

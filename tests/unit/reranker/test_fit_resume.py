@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from edge_ranker.streamed import StreamedSamples
 from edge_ranker.tables import Tables
 from feature_service.folder import read_folder
 from feature_service.parts import LogParts
-from feature_service.schema import FeatureSchema
 from feature_service.spill import Spill, spill
 from feature_service.timeline import Timeline, cut, hold_out
 from infra.clock import SystemClock
@@ -27,23 +25,14 @@ from reranker.fit import fit, steps_per_pass
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
 from tests.logs_of_events import small_dataset, write_folder
+from tests.unit.reranker.small_log import RECIPE, SCHEMA
 
-SCHEMA = FeatureSchema(n_user_buckets=8, max_history=10)
-RECIPE = replace(Recipe(), batch_size=32)
+pytestmark = pytest.mark.usefixtures("one_thread_per_operation")
 PASSES = 3
 
 
 class Killed(Exception):
     """Stands for the death of the process."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread_per_operation() -> Iterator[None]:
-    """As in training: torch's own threads would wait for each other at every small operation."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from edge_ranker.samples import Batch, Samples
+from edge_ranker.samples import Batch
 from edge_ranker.tables import Tables
-from feature_service.schema import TABLE_IDS, FeatureSchema
+from feature_service.schema import TABLE_IDS
 from feature_service.timeline import Timeline, cut
 from infra.clock import SystemClock
 from infra.errors import InvalidInput
@@ -24,30 +24,15 @@ from reranker.remote.training import RemoteRows
 from reranker.remote.working import RowIndex, WorkingSet
 from tests.logs_of_events import small_dataset
 from tests.rows_in_memory import RowsInMemory
+from tests.unit.reranker.small_log import RECIPE, SCHEMA, small_samples
 
-SCHEMA = FeatureSchema(n_user_buckets=8, max_history=10)
-RECIPE = replace(Recipe(), batch_size=32)
+pytestmark = pytest.mark.usefixtures("one_thread_per_operation")
 DIMS = {name: SCHEMA.table_dim(name) for name in TABLE_IDS}
-
-
-@pytest.fixture(autouse=True)
-def one_thread_per_operation() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
     return cut(small_dataset())
-
-
-def _samples(timeline: Timeline) -> Samples:
-    return Samples(
-        timeline, SCHEMA, timeline.train, rng=np.random.default_rng(0), batch_size=32, negatives_per_kind=2,
-        bucket_share=0.5,
-    )  # fmt: skip
 
 
 def _index_only(timeline: Timeline) -> Rankers:
@@ -60,7 +45,7 @@ def _index_only(timeline: Timeline) -> Rankers:
 def _fit(timeline: Timeline, service: RowsInMemory, *, staleness: int = 0, passes: int = 1) -> tuple[Rankers, list]:
     rankers = _index_only(timeline)
     run = RemoteFit(rankers, RECIPE, service, seed=3, staleness=staleness, clock=SystemClock())
-    return rankers, run.run(_samples(timeline), passes=passes, on_step=lambda: None)
+    return rankers, run.run(small_samples(timeline), passes=passes, on_step=lambda: None)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -68,7 +53,7 @@ def test_a_working_set_gives_the_losses_and_gradients_of_whole_tables(timeline: 
     torch.manual_seed(1)
     whole = Rankers(Tables(SCHEMA, timeline, sparse=()))
     index = RowIndex(whole.tables)
-    batch: Batch = next(_samples(timeline).batches(0, 0, 1, 1))
+    batch: Batch = next(small_samples(timeline).batches(0, 0, 1, 1))
     if sampled:
         batch = replace(batch, recall_sample=torch.tensor([3, 0, 3, 5]))
     numbers = index.touched([batch])
@@ -94,7 +79,7 @@ def test_a_working_set_gives_the_losses_and_gradients_of_whole_tables(timeline: 
 def test_the_rows_are_in_the_service_and_the_tables_hold_them_at_the_end(timeline: Timeline) -> None:
     service = RowsInMemory(DIMS)
     rankers, log = _fit(timeline, service, passes=2)
-    assert service.published == 2 * (_samples(timeline).n_batches // 2)
+    assert service.published == 2 * (small_samples(timeline).n_batches // 2)
     assert [entry["pass"] for entry in log] == [1, 2]
     assert log[1]["recall_loss"] < log[0]["recall_loss"]
     assert [entry["rows_begun"] for entry in log] == [sum(len(rows) for rows in service.held().values()), 0]
@@ -122,7 +107,7 @@ def test_a_step_never_lacks_more_than_the_allowed_steps_and_fetches_run_ahead(
 ) -> None:
     service = _Watching(late=10)
     _fit(timeline, service, staleness=staleness)
-    steps = _samples(timeline).n_batches // 2
+    steps = small_samples(timeline).n_batches // 2
     of_steps, of_pull = service.asked[:steps], service.asked[steps:]
     assert [applied for applied, _ in of_steps] == [step - 1 - staleness for step in range(steps)]
     # The rows of step t are asked for when step t - staleness - 1 has just been published.
