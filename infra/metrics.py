@@ -58,7 +58,7 @@ def join_folder(folder: Path) -> None:
     """Have this process, which counted alone so far, and all that it starts write into the folder of the stack. Numbers
     without labels, and those whose labels were used before, stay this process's own."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    values.ValueClass = buffered(values.MultiProcessValue())
+    values.ValueClass = buffered(values.MultiProcessValue())  # type: ignore[no-untyped-call]
 
 
 def forget_process(pid: int) -> None:

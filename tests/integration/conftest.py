@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from infra.embedded import EmbeddedBroker, EmbeddedRedis
+from infra.redis import connect
 from infra.release import Release
 from tests.integration.shards import Topics, make_release, make_topics
 from tests.support import ready
+
+if TYPE_CHECKING:
+    from tests.two_releases import TwoReleases
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +30,14 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
         yield server
 
 
+@pytest.fixture
+def url(redis: EmbeddedRedis) -> str:
+    """The address of the module's Redis, with nothing in it."""
+    with connect(redis.url) as client:
+        client.flushall()
+    return redis.url
+
+
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     return make_release(tmp_path_factory.mktemp("release") / "r1")
@@ -32,3 +46,15 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
 @pytest.fixture
 def topics(broker: EmbeddedBroker) -> Topics:
     return make_topics(broker.bootstrap)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[TwoReleases]:
+    """Two releases behind a gateway."""
+    from tests.two_releases import TwoReleases
+
+    running = TwoReleases(tmp_path)
+    try:
+        yield running.start()
+    finally:
+        running.stack.stop()

@@ -11,10 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from infra.redis import connect
 from reranker.gray.arms import LEASE_S
@@ -25,15 +22,6 @@ from tests.two_releases import TwoReleases, versions
 
 HALF = [{"weight_ppm": 500_000, "hold_s": 600}]
 CLIENTS = 4
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[TwoReleases]:
-    running = TwoReleases(tmp_path)
-    try:
-        yield running.start()
-    finally:
-        running.stack.stop()
 
 
 def ask(port: int, user: str) -> Any:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count, islice
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.gateway_stack import broken
 from tests.support import eventually
@@ -23,15 +19,6 @@ STEPS = [
     {"weight_ppm": 0, "shadow_ppm": 1_000_000, "hold_s": 0, "min_samples": 30},
     {"weight_ppm": 300_000, "shadow_ppm": 500_000, "hold_s": 600, "min_samples": 30},
 ]
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[TwoReleases]:
-    running = TwoReleases(tmp_path)
-    try:
-        yield running.start()
-    finally:
-        running.stack.stop()
 
 
 def findings(two: TwoReleases) -> dict[str, Any]:
