@@ -67,6 +67,21 @@ class StillClock:
         return int(self.time_s * 1e6)
 
 
+class SteppingClock:
+    """Moves by `step_s` each time somebody looks; the time of day stands still."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.time_s = 0.0
+        self.step_s = step_s
+
+    def monotonic_s(self) -> float:
+        self.time_s += self.step_s
+        return self.time_s
+
+    def now_us(self) -> int:
+        return 9999
+
+
 class SlowLog:
     """Takes records and acknowledges them when the test says so."""
 

@@ -7,80 +7,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from param_server.contract import Op
-from param_server.table import Export, RowBatch
-from param_server.table.capture import CpuCapture
 from param_server.table.cpu import CpuTable
-
-DIM = 2
-Entries = dict[int, tuple[int, bool, tuple[float, ...]]]
+from tests.unit.param_server.captures import DIM, Writes, check_a_delta, check_one_moment, rest, some_writes, write
 
 
 def a_table(capacity_rows: int = 64) -> CpuTable:
     return CpuTable(dim=DIM, capacity_rows=capacity_rows, default_row=np.zeros(DIM, np.float32))
 
 
-def entries(export: Export) -> Entries:
-    columns = (export.keys.tolist(), export.versions.tolist(), export.tombstones.tolist(), export.rows.tolist())
-    return {key: (version, dead, tuple(row)) for key, version, dead, row in zip(*columns, strict=True)}
-
-
-def rest(capture: CpuCapture, most_rows: int = 3) -> Entries:
-    """What is still to come; nothing may come twice."""
-    found: Entries = {}
-    while (piece := capture.take(most_rows)) is not None:
-        assert not found.keys() & entries(piece).keys()
-        found |= entries(piece)
-    return found
-
-
-def write(table: CpuTable, op: Op, keys: list[int], version: int) -> None:
-    rows = np.full((0 if op is Op.DELETE else len(keys), DIM), float(version), np.float32)
-    table.apply(RowBatch(op, np.array(keys, np.int64), np.full(len(keys), version, np.uint64), rows))
-
-
-writes = st.lists(st.tuples(st.sampled_from(Op), st.lists(st.integers(0, 40), min_size=1, max_size=6)), max_size=12)
-
-
-@given(before=writes, between=writes, after=writes, last=writes, piece=st.integers(1, 9), steps=st.integers(0, 4))
+@given(
+    before=some_writes(12), between=some_writes(12), after=some_writes(12), last=some_writes(12), piece=st.integers(1, 9),
+    steps=st.integers(0, 4),
+)  # fmt: skip
 @settings(deadline=None)
 def test_full_and_delta_captures_are_of_one_moment_under_writes(
-    before: list[tuple[Op, list[int]]], between: list[tuple[Op, list[int]]], after: list[tuple[Op, list[int]]],
-    last: list[tuple[Op, list[int]]], piece: int, steps: int,
-) -> None:  # fmt: skip
-    table, version = a_table(), 0
-    for op, keys in before:
-        write(table, op, keys, version := version + 1)
-    mark = table.mark()
-    at_mark = entries(table.export())
-    for op, keys in between:
-        write(table, op, keys, version := version + 1)
-    for since in (0, mark):
-        at_start = entries(table.export())
-        capture = table.capture(since)
-        found: Entries = {}
-        for op, keys in after:
-            write(table, op, keys, version := version + 1)
-            for _ in range(steps):
-                found |= entries(capture.take(piece) or table.export(version + 1))
-        for op, keys in last:
-            write(table, op, keys, version := version + 1)
-        late = rest(capture, piece)
-        assert not found.keys() & late.keys()
-        found |= late
-        assert (at_mark if since else {}) | found == at_start
-        assert found.items() <= at_start.items()
+    before: Writes, between: Writes, after: Writes, last: Writes, piece: int, steps: int
+) -> None:
+    check_one_moment(a_table(), before, between, after, piece=piece, steps=steps, last=last)
 
 
 def test_a_delta_holds_what_changed_since_the_capture_before_and_no_more() -> None:
-    table = a_table()
-    write(table, Op.ASSIGN, [1, 2, 3], 1)
-    first = table.capture()
-    write(table, Op.ASSIGN, [2], 2)
-    assert rest(first) == dict.fromkeys((1, 2, 3), (1, False, (1.0, 1.0)))
-    write(table, Op.DELETE, [3], 3)
-    second = table.capture(first.number)
-    assert rest(second) == {2: (2, False, (2.0, 2.0)), 3: (3, True, (0.0, 0.0))}
-    assert rest(table.capture(second.number)) == {}
+    check_a_delta(a_table())
 
 
 def test_what_has_been_given_out_is_not_copied_again_when_it_changes() -> None:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from param_server.contract import Op
 from param_server.eviction import Policy
-from param_server.table import Export, RowBatch, kernels_evicting
+from param_server.table import RowBatch, kernels_evicting
 from param_server.table.evicting import EvictingTable, bytes_for, rows_within, warm
 from param_server.table.tier import Entries
+from tests.unit.param_server.captures import state_of
 
 DIM = 2
 
@@ -197,14 +198,6 @@ def test_a_capture_is_the_table_as_it_was_whatever_happens_meanwhile(
     got = [part for part in pieces if part is not None]
     assert state_of(got) == expected
     assert sum(part.keys.size for part in got) == len(expected)
-
-
-def state_of(parts: list[Export]) -> dict[int, tuple[int, float]]:
-    return {
-        int(key): (int(version), float(row[0]))
-        for part in parts
-        for key, version, row in zip(part.keys, part.versions, part.rows, strict=True)
-    }
 
 
 def test_after_warm_up_nothing_is_compiled_whatever_the_arrays_look_like() -> None:

@@ -15,6 +15,7 @@ from tests.unit.param_server.support import (
     N_PARTITIONS,
     Op,
     SlowLog,
+    SteppingClock,
     a_batch,
     a_record,
     a_table,
@@ -26,26 +27,11 @@ KEYS = [keys_in(0)[0], keys_in(1)[0]]
 CREATED_US = 500
 
 
-class FakeClock:
-    """Moves by `step_s` each time somebody looks."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.time_s = 0.0
-        self.step_s = step_s
-
-    def monotonic_s(self) -> float:
-        self.time_s += self.step_s
-        return self.time_s
-
-    def now_us(self) -> int:
-        return 9999
-
-
 def a_follower(
-    log: LogState | None = None, clock: FakeClock | None = None
+    log: LogState | None = None, clock: SteppingClock | None = None
 ) -> tuple[Follower, Feed, CpuTable, DeadLetters]:
-    clock = clock or FakeClock()
-    feed, table, letters = Feed(1 << 20), a_table(), DeadLetters(SlowLog(), "dead", "t", FakeClock())
+    clock = clock or SteppingClock()
+    feed, table, letters = Feed(1 << 20), a_table(), DeadLetters(SlowLog(), "dead", "t", SteppingClock())
     follower = Follower(
         feed,
         letters,
@@ -69,7 +55,7 @@ def test_a_step_applies_what_waits_and_says_whether_more_does() -> None:
 
 
 def test_a_step_ends_with_its_budget_but_always_gets_on() -> None:
-    follower, feed, table, _ = a_follower(clock=FakeClock(step_s=0.001))
+    follower, feed, table, _ = a_follower(clock=SteppingClock(step_s=0.001))
     for offset in range(10):
         # Ordered by their producer, so that each is applied by itself.
         feed.put(a_record(a_batch([KEYS[0]], float(offset), base_version=offset + 1), offset=offset))
@@ -175,7 +161,7 @@ def test_an_add_is_counted_once_when_the_log_is_read_again() -> None:
     assert follower.health()["counters"]["repeated"] == 1
 
 
-class Watch(FakeClock):
+class Watch(SteppingClock):
     def now_us(self) -> int:
         return int(self.time_s * 1e6)
 

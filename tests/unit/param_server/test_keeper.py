@@ -11,24 +11,9 @@ from param_server.keeper import Keeping, SnapshotKeeper
 from param_server.restore import merged
 from param_server.table import EmbeddingTable, Export, RowBatch
 from param_server.table.cpu import CpuTable
-from tests.unit.param_server.support import Op, a_table
+from tests.unit.param_server.support import Op, SteppingClock, a_table
 from tests.unit.param_server.test_chain import log_at
 from tests.unit.param_server.test_snapshot import EVERYWHERE, OWNER
-
-
-class FakeClock:
-    """Moves by `step_s` each time somebody looks."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.time_s = 0.0
-        self.step_s = step_s
-
-    def monotonic_s(self) -> float:
-        self.time_s += self.step_s
-        return self.time_s
-
-    def now_us(self) -> int:
-        return 123
 
 
 def put(table: EmbeddingTable, keys: list[int], value: float) -> None:
@@ -37,8 +22,8 @@ def put(table: EmbeddingTable, keys: list[int], value: float) -> None:
     table.apply(RowBatch(Op.ASSIGN, np.array(keys, np.int64), versions, rows))
 
 
-def a_keeper(folder: Path, clock: FakeClock | None = None, **keeping: int) -> SnapshotKeeper:
-    return SnapshotKeeper(folder, Keeping(30.0, **keeping), clock or FakeClock())
+def a_keeper(folder: Path, clock: SteppingClock | None = None, **keeping: int) -> SnapshotKeeper:
+    return SnapshotKeeper(folder, Keeping(30.0, **keeping), clock or SteppingClock())
 
 
 def keep(keeper: SnapshotKeeper, tables: dict[str, EmbeddingTable], offset: int) -> None:
@@ -58,7 +43,7 @@ def kept(folder: Path) -> tuple[list[str], dict[int, float]]:
 
 
 def test_a_snapshot_is_due_after_the_interval_or_when_somebody_asks(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = SteppingClock()
     keeper = a_keeper(tmp_path, clock)
     clock.time_s = 29.0
     assert not keeper.due
@@ -101,7 +86,7 @@ def test_a_full_one_can_be_asked_for(tmp_path: Path) -> None:
 def test_a_snapshot_is_of_the_moment_it_was_begun(tmp_path: Path) -> None:
     table = CpuTable(dim=2, capacity_rows=20_000, default_row=np.zeros(2, np.float32))
     put(table, list(range(10_000)), 1.0)
-    keeper = a_keeper(tmp_path, FakeClock(step_s=0.01))
+    keeper = a_keeper(tmp_path, SteppingClock(step_s=0.01))
     keeper.begin(OWNER, log_at(1), {"item": table})
     slices = 1
     while keeper.advance(0.0):

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from param_server.contract import Op
 from param_server.eviction import Policy
-from param_server.table import Export, RowBatch
+from param_server.table import RowBatch
 from param_server.table.evicting import EvictingTable
 from param_server.table.tier import Entries
 from tests.tables import NUMPY_MAY_OVERFLOW, need_triton
+from tests.unit.param_server.captures import state_of
 from tests.unit.param_server.table.test_gpu import neighbours
 
 if TYPE_CHECKING:
@@ -230,14 +231,6 @@ def test_a_capture_is_the_table_as_it_was_whatever_happens_meanwhile(
     got = [part for part in pieces if part is not None]
     assert state_of(got) == expected
     assert sum(part.keys.size for part in got) == len(expected)
-
-
-def state_of(parts: list[Export]) -> dict[int, tuple[int, float]]:
-    return {
-        int(key): (int(version), float(row[0]))
-        for part in parts
-        for key, version, row in zip(part.keys, part.versions, part.rows, strict=True)
-    }
 
 
 def test_warming_up_changes_nothing() -> None:
