@@ -8,12 +8,15 @@ takes what is its own. A list is a hint: it may be old or missing, and nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from param_server.cold import ColdStore
 from param_server.contract import F32, I64
 from param_server.tiers import TieredTable
 
@@ -67,3 +70,61 @@ class WarmUp:
     def health(self) -> dict[str, Any]:
         """How far it is."""
         return {"state": self.state, "rows": int(self._keys.size), "asked": self._asked}
+
+
+class HotSet:
+    """The lists of one shard, read at its start and written again and again. `mine` says which keys are the shard's;
+    `post` has work done on the cold tier, in another thread. Tables are by id."""
+
+    def __init__(self, rows: int, mine: Callable[[I64], NDArray[np.bool_]]) -> None:
+        self._rows = rows
+        self._mine = mine
+        self._warm_ups: dict[int, WarmUp] = {}
+        self._read: deque[tuple[int, list[bytes]]] = deque()
+        self.written = 0
+
+    def take(self, table_id: int, table: TieredTable, lists: list[bytes]) -> None:
+        """What the lists of a table say is known from now on; `turn` brings it up."""
+        keys, counts = decode_lists(lists, self._rows)
+        mine = self._mine(keys)
+        table.seed(keys[mine], as_bytes(counts[mine]))
+        self._warm_ups[table_id] = WarmUp(table, keys[mine][: table.capacity_rows])
+
+    def turn(self, tables: Mapping[int, TieredTable]) -> None:
+        """Take in what was read, bring up the next rows."""
+        while self._read:
+            table_id, lists = self._read.popleft()
+            if table_id not in self._warm_ups:
+                self.take(table_id, tables[table_id], lists)
+        for warm_up in self._warm_ups.values():
+            warm_up.turn()
+
+    def ready(self, tables: Mapping[int, TieredTable]) -> bool:
+        """Whether all that was asked for most is here."""
+        return all(self.health(table_id)["state"] == "warm" for table_id in tables)
+
+    def health(self, table_id: int) -> dict[str, Any]:
+        """How far a table is."""
+        warm_up = self._warm_ups.get(table_id)
+        return warm_up.health() if warm_up is not None else {"state": "waiting"}
+
+    def ask(self, tables: Mapping[int, TieredTable], post: Callable[[Callable[[ColdStore], None]], None]) -> None:
+        """Have the lists read that are not known yet."""
+        for table_id in tables.keys() - self._warm_ups.keys():
+            post(partial(self._get, table_id))
+
+    def write(
+        self, tables: Mapping[int, TieredTable], post: Callable[[Callable[[ColdStore], None]], None], index: int,
+        n_shards: int,
+    ) -> None:  # fmt: skip
+        """Have the lists of this shard written."""
+        for table_id, table in tables.items():
+            self.written += 1
+            post(partial(_put, table_id, index, n_shards, encode_list(*table.hottest(self._rows))))
+
+    def _get(self, table_id: int, store: ColdStore) -> None:
+        self._read.append((table_id, store.hot(table_id)))
+
+
+def _put(table_id: int, index: int, n_shards: int, value: bytes, store: ColdStore) -> None:
+    store.put_hot(table_id, index, n_shards, value)

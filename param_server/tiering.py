@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +24,10 @@ from param_server.coldnote import ColdNote
 from param_server.contract import I64, U64, TableSpec
 from param_server.ferry import Ferry
 from param_server.holding import TierRules
-from param_server.hotset import WarmUp, as_bytes, decode_lists, encode_list
+from param_server.hotset import HotSet
 from param_server.residents import Residents
 from param_server.routing import partition_of, partitions_of_shard, shard_of
-from param_server.table import EmbeddingTable, Export
+from param_server.table import Bool, EmbeddingTable, Export
 from param_server.table.device import HOST, TableDevice, tier_in_host_memory
 from param_server.table.evicting import bytes_for, warm
 from param_server.table.tier import TierTable
@@ -83,11 +82,9 @@ class Tiers:
         self._wake: Callable[[], None] = _nobody
         self._ferry: Ferry | None = None
         self._ids: dict[int, TieredTable] = {}
-        self._names: dict[str, TieredTable] = {}
-        self._warm_ups: dict[int, WarmUp] = {}
-        self._lists: deque[tuple[int, list[bytes]]] = deque()
+        self._names: dict[int, str] = {}
+        self._hot_set = HotSet(config.hot_list_rows, self._owned)
         self._next_s = 0.0
-        self._lists_written = 0
         self._told: dict[str, dict[str, int]] = {}
 
     def start(self) -> None:
@@ -150,16 +147,16 @@ class Tiers:
         self._mark(complete)
         for table in self._ids.values():
             table.turn()
-        self._warm_up()
+        self._hot_set.turn(self._ids)
         now_s = self._clock.monotonic_s()
         if self._ferry is not None and now_s >= self._next_s:
-            ready = len(self._warm_ups) == len(self._ids) and all(w.state == "warm" for w in self._warm_ups.values())
+            ready = self._hot_set.ready(self._ids)
             self._next_s = now_s + (self._config.hot_list_interval_s if ready else _RETRY_S)
             self._note.keep(self._ferry.known_id, self._ferry.take_losses())
             if ready and self._first:
-                self._write_lists(self._ferry)
+                self._hot_set.write(self._ids, self._ferry.post, self._place.index, self._place.n_shards)
             elif not ready:
-                self._ask_for_lists(self._ferry)
+                self._hot_set.ask(self._ids, self._ferry.post)
 
     def hold(self, *, snapshot_due: bool) -> bool:
         """Whether the stream should wait: for room, or for a moment in which a snapshot can be taken."""
@@ -174,16 +171,18 @@ class Tiers:
     def health(self) -> dict[str, Any]:
         """Tiers of each table that has them, the way to Redis, and whether the rows asked for most are here."""
         ferry = self._ferry
-        warm_ups = {name: self._warm_up_of(table) for name, table in self._names.items()}
         return {
             "cold": ferry is not None,
             "cold_connected": ferry is not None and ferry.connected,
             "cold_losses": self._note.now.losses,
             "cold_complete": self._cold_complete,
             "cold_damaged_rows": self._store.damaged if self._store is not None else 0,
-            "lists_written": self._lists_written,
-            "warm": ferry is None or all(w["state"] == "warm" for w in warm_ups.values()),
-            "tables": {name: {**table.health(), "warm_up": warm_ups[name]} for name, table in self._names.items()},
+            "lists_written": self._hot_set.written,
+            "warm": ferry is None or self._hot_set.ready(self._ids),
+            "tables": {
+                self._names[table_id]: {**table.health(), "warm_up": self._hot_set.health(table_id)}
+                for table_id, table in self._ids.items()
+            },
         }
 
     def health_of_shard(self, complete: bool) -> dict[str, Any]:
@@ -194,14 +193,14 @@ class Tiers:
 
     def observe(self, shard: str) -> None:
         """Bring the metrics up to date."""
-        for name, table in self._names.items():
+        for table_id, table in self._ids.items():
             health = table.health()
             answered = {**health["hits"], "missing": health["misses"]}
             moved = {"promoted": health["promoted"], "demoted": health["demoted"], "stored": health["cold"]["stored"]}
             moved["dropped"] = health["cold"]["dropped"]
             fills = {outcome: health["cold"][outcome] for outcome in ("filled", "absent", "failed", "late")}
             counters = ((metrics.TIER_ROWS, answered), (metrics.TIER_MOVES, moved), (metrics.TIER_FILLS, fills))
-            told = self._told.setdefault(name, {})
+            told = self._told.setdefault(self._names[table_id], {})
             for counter, now in counters:
                 for label, count in now.items():
                     counter.labels(label).inc(count - told.get(label, 0))
@@ -211,6 +210,9 @@ class Tiers:
     @property
     def _cold_complete(self) -> bool:
         return self._store is None or not self._store.has_gaps(self._partitions)
+
+    def _owned(self, keys: I64) -> Bool:
+        return np.asarray(shard_of(keys, self._place.n_partitions, self._place.n_shards) == self._place.index)
 
     def _mark(self, complete: bool) -> None:
         if self._ferry is not None:
@@ -222,7 +224,7 @@ class Tiers:
         below: TierTable | None = tier_in_host_memory(spec, warm_bytes, rules.policy) if warm_bytes else None
         lane = self._ferry.lane(spec.table_id, spec.dim) if self._ferry is not None else None
         table = TieredTable(Residents(hot, below), rules, lane, self._clock)
-        self._ids[spec.table_id] = self._names[spec.name] = table
+        self._ids[spec.table_id], self._names[spec.table_id] = table, spec.name
         return table
 
     def _refuse_what_may_find_no_room(self, specs: Mapping[str, TableSpec]) -> None:
@@ -235,37 +237,9 @@ class Tiers:
     def _seed(self, table_id: int, table: TieredTable) -> None:
         if self._store is not None:
             try:
-                self._take_list(table_id, table, self._store.hot(table_id))
+                self._hot_set.take(table_id, table, self._store.hot(table_id))
             except RedisUnavailable as error:
                 logger.warning("the rows asked for most are not known yet", extra={"error": error})
-
-    def _take_list(self, table_id: int, table: TieredTable, lists: list[bytes]) -> None:
-        keys, counts = decode_lists(lists, self._config.hot_list_rows)
-        mine = shard_of(keys, self._place.n_partitions, self._place.n_shards) == self._place.index
-        table.seed(keys[mine], as_bytes(counts[mine]))
-        self._warm_ups[table_id] = WarmUp(table, keys[mine][: table.capacity_rows])
-
-    def _warm_up(self) -> None:
-        while self._lists:
-            table_id, lists = self._lists.popleft()
-            if table_id not in self._warm_ups:
-                self._take_list(table_id, self._ids[table_id], lists)
-        for warm_up in self._warm_ups.values():
-            warm_up.turn()
-
-    def _warm_up_of(self, table: TieredTable) -> dict[str, Any]:
-        found = [self._warm_ups.get(table_id) for table_id, own in self._ids.items() if own is table]
-        return found[0].health() if found and found[0] is not None else {"state": "waiting"}
-
-    def _ask_for_lists(self, ferry: Ferry) -> None:
-        for table_id in self._ids.keys() - self._warm_ups.keys():
-            ferry.post(partial(_get_hot, table_id, self._lists))
-
-    def _write_lists(self, ferry: Ferry) -> None:
-        for table_id, table in self._ids.items():
-            self._lists_written += 1
-            value = encode_list(*table.hottest(self._config.hot_list_rows))
-            ferry.post(partial(_put_hot, table_id, self._place.index, self._place.n_shards, value))
 
     def _read_cold(self, table_id: int, dim: int, keys: I64) -> ColdRows:
         while True:
@@ -297,14 +271,6 @@ def _orders(progress: Mapping[int, Progress], n_partitions: int, keys: I64) -> U
     for partition, at in progress.items():
         by_partition[partition] = log_version(at.offset, at.log_epoch)
     return by_partition[partition_of(keys, n_partitions)]
-
-
-def _put_hot(table_id: int, index: int, n_shards: int, value: bytes, store: ColdStore) -> None:
-    store.put_hot(table_id, index, n_shards, value)
-
-
-def _get_hot(table_id: int, lists: deque[tuple[int, list[bytes]]], store: ColdStore) -> None:
-    lists.append((table_id, store.hot(table_id)))
 
 
 def _nobody() -> None:
