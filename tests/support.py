@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
+
+from infra.ports import free_port
+
+__all__ = ["Server", "eventually", "free_port", "ready"]
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ def ready(server: S) -> Iterator[S]:
         server.stop()
 
 
-def eventually(probe: Callable[[], T], *, timeout_s: float = 10.0, every_s: float = 0.02) -> T:
+def eventually(probe: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.02) -> T:
     """Return the first truthy result of `probe`; fail when there is none within `timeout_s`."""
     pause = threading.Event()
     end = time.monotonic() + timeout_s
@@ -45,10 +48,3 @@ def eventually(probe: Callable[[], T], *, timeout_s: float = 10.0, every_s: floa
         if time.monotonic() > end:
             raise AssertionError(f"not within {timeout_s} s; last result: {result!r}")
         pause.wait(every_s)
-
-
-def free_port() -> int:
-    """A loopback TCP port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

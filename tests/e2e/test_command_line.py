@@ -16,7 +16,7 @@ from tests.running_stack import RunningStack, trirank
 from tests.support import free_port
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
-AT_ONCE_S = 15.0
+AT_ONCE_S = 45.0
 
 
 def _refused(*options: str) -> str:

@@ -86,7 +86,7 @@ def test_a_port_taken_between_the_check_and_the_start_is_the_same_error(
     first.wait_ready()
     second = kind(tmp_path / "second", port=first.port)
     with monkeypatch.context() as patch:
-        patch.setattr("infra.embedded._is_free", lambda port: True)
+        patch.setattr("infra.embedded.is_free", lambda port: True)
         second.start()
     try:
         with pytest.raises(ConfigurationError, match="is taken"):
@@ -198,7 +198,7 @@ def test_a_crash_of_the_parent_leaves_no_server_behind(tmp_path: Path) -> None:
         pids = (redis_pid, broker_pid)
         assert all(alive(pid) for pid in pids)
         parent.kill()
-    eventually(lambda: not any(alive(pid) for pid in pids), timeout_s=5)
+    eventually(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_a_server_that_cannot_start_says_where_its_log_is(tmp_path: Path) -> None:

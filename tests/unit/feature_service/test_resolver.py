@@ -36,7 +36,7 @@ class Stored:
 
 def resolve(store: Stored, user_id: str | None, context: dict[str, object] | None = None) -> ResolvedUser:
     resolver = Resolver(store, SCHEMA, NAMES)
-    return asyncio.run(resolver.resolve(user_id, context or {}, Deadline.after(1)))
+    return asyncio.run(resolver.resolve(user_id, context or {}, Deadline.after(60)))
 
 
 def attributes(*pairs: str) -> set[int]:

@@ -26,7 +26,7 @@ def test_a_full_feed_holds_the_writer_until_something_is_taken() -> None:
     writer.start()
     assert eventually(lambda: feed._changed._waiters)  # type: ignore[attr-defined]
     assert feed.take() is not None
-    writer.join(5)
+    writer.join(60)
     second = feed.take()
     assert isinstance(second, StreamRecord)
     assert second.offset == 1
@@ -43,7 +43,7 @@ def test_closing_lets_a_waiting_writer_go() -> None:
     writer = threading.Thread(target=lambda: results.append(feed.put(LogChange("b"))))
     writer.start()
     feed.close()
-    writer.join(5)
+    writer.join(60)
     assert results == [0]
 
 

@@ -39,7 +39,7 @@ class Wire:
 
 
 def scored(wire: Wire) -> Scored:
-    deadline = Deadline.after(1.0)
+    deadline = Deadline.after(60.0)
     return asyncio.run(Ranker(wire, "rerank").score(INPUTS, release="r", deadline=deadline, trace_id="t"))
 
 

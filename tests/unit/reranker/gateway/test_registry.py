@@ -47,7 +47,7 @@ class Case:
         self.registry = Registry(self.store, self.catalogue, self.clock)
 
     def learn(self, *keys: int) -> bool:
-        return asyncio.run(self.registry.learn(np.array(keys, np.int64), Deadline.after(1.0)))
+        return asyncio.run(self.registry.learn(np.array(keys, np.int64), Deadline.after(60.0)))
 
 
 def test_known_items_cost_no_call() -> None:
