@@ -10,15 +10,14 @@ from param_server.contract import Op
 from param_server.table.cpu import CpuTable
 from tests.unit.param_server.captures import DIM, Writes, check_a_delta, check_one_moment, rest, some_writes, write
 
+TWELVE = some_writes(12)
+
 
 def a_table(capacity_rows: int = 64) -> CpuTable:
     return CpuTable(dim=DIM, capacity_rows=capacity_rows, default_row=np.zeros(DIM, np.float32))
 
 
-@given(
-    before=some_writes(12), between=some_writes(12), after=some_writes(12), last=some_writes(12), piece=st.integers(1, 9),
-    steps=st.integers(0, 4),
-)  # fmt: skip
+@given(before=TWELVE, between=TWELVE, after=TWELVE, last=TWELVE, piece=st.integers(1, 9), steps=st.integers(0, 4))
 @settings(deadline=None)
 def test_full_and_delta_captures_are_of_one_moment_under_writes(
     before: Writes, between: Writes, after: Writes, last: Writes, piece: int, steps: int
