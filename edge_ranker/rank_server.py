@@ -30,8 +30,6 @@ from infra.wire.server import WireServer
 
 logger = logging.getLogger(__name__)
 
-# Replies of a batch leave together; on a CPU a larger batch runs no faster per request, it only holds them back.
-MAX_BATCH = 8
 MAX_QUEUE = 256
 # A run takes milliseconds; one that takes this long will not end.
 STUCK_S = 20.0
@@ -42,7 +40,8 @@ MAX_SOCKET_PATH = 100
 @dataclass(frozen=True, slots=True)
 class RankServerConfig:
     """What one replica needs; paths are absolute, because Ray starts it somewhere else. `engines` are names in the
-    order in which they are tried, none is automatic; `engine_dir` holds the built ones."""
+    order in which they are tried, none is automatic; `engine_dir` holds the built ones. `max_requests` and `max_rows`
+    limit a batch; 0 leaves that to the engine in use."""
 
     role: Role
     release_dir: str
@@ -51,6 +50,8 @@ class RankServerConfig:
     run_dir: str
     engine_dir: str = ""
     engines: tuple[str, ...] = ()
+    max_requests: int = 0
+    max_rows: int = 0
     log_level: str = "INFO"
 
 
@@ -73,14 +74,20 @@ class RankServer:
         engines = self._choose(release, RecordedCheck(config.role, schema, recorded_inputs(release)))
         self._engines = engines
         handler = RankHandler(
-            engines, manifest.name, token_dim=schema.token_dim, user_dim=schema.user_dim, role=config.role
+            engines,
+            manifest.name,
+            token_dim=schema.token_dim,
+            user_dim=schema.user_dim,
+            max_requests=config.max_requests,
+            max_rows=config.max_rows,
+            role=config.role,
         )
         name = f"{config.role}-{os.getpid()}-{secrets.token_hex(2)}"
         server = WireServer(
             bind=bind_address(Path(config.run_dir), name),
             hello=Hello(config.role, name, manifest.name, manifest.generation, manifest.schema_fingerprint),
             handler=handler,
-            max_batch=MAX_BATCH,
+            max_batch=handler.max_batch,
             max_queue=MAX_QUEUE,
         )
         address = server.start()

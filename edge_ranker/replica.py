@@ -50,6 +50,8 @@ def rank_application(role: Role, settings: Settings, release_dir: Path, redis_ur
         run_dir=str(settings.run_dir.resolve()),
         engine_dir=str((settings.engines or engine_folder(release_dir)).resolve()),
         engines=engines,
+        max_requests=settings.rank_max_requests,
+        max_rows=settings.rank_max_rows,
         log_level=settings.log_level,
     )
     gpu = GPU_SHARE if on_gpu(engines) and ray.cluster_resources().get("GPU", 0) else 0

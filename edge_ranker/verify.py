@@ -16,7 +16,7 @@ from edge_ranker.recorded import RecordedInputs
 from feature_service.schema import FeatureSchema
 from infra.engine.agree import disagreement
 from infra.engine.choose import EngineDisagrees
-from infra.engine.rank import MAX_ROWS, RankHandler
+from infra.engine.rank import RankHandler
 from infra.engine.run import Engine, NonFiniteScores
 from infra.release import Role
 from infra.wire.messages import Reply, Request
@@ -25,7 +25,6 @@ F32 = NDArray[np.float32]
 
 # Candidate counts: the two tiers' usual ones, and the ends.
 WARM_SIZES = (1, 20, 100, 200, 500)
-WARM_BATCH = 8
 USUAL_SIZE: dict[Role, int] = {"edge": 500, "rerank": 100}
 # Recorded requests that tell whether an engine which served well until now is broken.
 QUICK = 4
@@ -67,10 +66,10 @@ class RecordedCheck:
 
     def _warm_up(self, engine: Engine) -> None:
         """Every shape of `WARM_SIZES`, with the longest history and with none, alone and as many as one batch holds."""
-        handler = self._handler(engine)
+        handler, likes = self._handler(engine), engine.batching
         for length, n in product((1, self._schema.max_history), WARM_SIZES):
             request = self._request_of(length, n)
-            for count in (1, max(1, min(WARM_BATCH, MAX_ROWS // n))):
+            for count in (1, max(1, min(likes.requests, likes.rows // n))):
                 for answer in handler.handle([request] * count):
                     # What a model makes of zeros is its own affair; that it can be run for this shape is ours.
                     if not isinstance(answer, Reply | NonFiniteScores):

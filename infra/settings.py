@@ -77,6 +77,12 @@ class Settings(BaseSettings):
         description="Engines an edge replica tries, in order: `kind` or `kind:precision`; none is automatic.",
     )
     rerank_engines: Engines = Field(default=(), description="The same for a rerank replica.")
+    rank_max_requests: int = Field(
+        default=0, ge=0, le=1024, description="Requests a rank replica runs as one batch; 0: as its engine likes."
+    )
+    rank_max_rows: int = Field(
+        default=0, ge=0, le=1 << 20, description="Candidates in one such batch, all requests; 0: as its engine likes."
+    )
     recall_k: int = Field(default=500, ge=1, le=2000, description="Candidates recalled when a request brings none.")
     rerank_depth: int = Field(default=100, ge=1, le=512, description="Candidates the reranker sees.")
     deadline_ms: float = Field(default=100.0, gt=0, le=60000, description="Deadline of a request that names none.")

@@ -50,6 +50,7 @@ class FusedEngine:
     def __init__(self, path: Path, fuse: Fuse, kind: str, precision: str) -> None:
         self.kind, self.precision = kind, precision
         self._engine = OnnxEngine(path)
+        self.batching = self._engine.batching
         self._fuse = fuse
         fuse.made += 1
         self._number = fuse.made

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import onnxruntime as ort
 
+from infra.engine.buckets import Bucket, Grid
 from infra.engine.tensorrt.api import Context
+from infra.engine.tensorrt.lane import TensorRtLane
 from infra.engine.tensorrt.pycuda_api import CudaStream
 
 Work = Callable[[], None]
@@ -146,7 +148,7 @@ class FakeCapture:
 class FakeContext(Context):
     """IExecutionContext of an ONNX model."""
 
-    def __init__(self, model: Path, largest: tuple[int, int, int]) -> None:
+    def __init__(self, model: Path, largest: Bucket) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         self._session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -170,7 +172,7 @@ class FakeContext(Context):
         return stream_handle in FakeStream.by_handle
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        batch, length, candidates = self._largest
+        batch, length, candidates = self._largest.batch, self._largest.length, self._largest.candidates
         most = {"hist": (batch, length), "mask": (batch, length), "target": (batch, candidates), "user": (batch,)}[name]
         self._shapes[name] = shape
         return self.profile == 0 and all(size <= limit for size, limit in zip(shape, most, strict=False))
@@ -193,6 +195,34 @@ class FakeContext(Context):
 
         FakeStream.by_handle[stream_handle].put(work)
         return not self.refuses
+
+
+class FakeSession:
+    """`infra.engine.bucketed.Session`: lanes of an ONNX model over one fake device. `largest` is what the engine was
+    built for."""
+
+    def __init__(
+        self, model: Path, widths: tuple[int, int], grid: Grid, *, lanes: int = 2, largest: Bucket | None = None
+    ) -> None:
+        self.device, self.capture = FakeDevice(), FakeCapture()
+        self.contexts = [FakeContext(model, largest or grid.largest) for _ in range(lanes)]
+        self.widths = widths
+        with self.device.current():
+            self.lanes = [
+                TensorRtLane(
+                    cast(Any, self.device), context, cast(Any, self.capture), inputs=context.inputs,
+                    output=context.output, widths=widths, largest=grid.largest,
+                )
+                for context in self.contexts
+            ]  # fmt: skip
+
+    def memory_bytes(self) -> int:
+        return sum(lane.memory_bytes() for lane in self.lanes)
+
+    def close(self) -> None:
+        with self.device.current():
+            for lane in self.lanes:
+                lane.close()
 
 
 def _numbers(address: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,9 +1,10 @@
 """Many requests as one padded batch, and its scores as many again. Pure.
 
 Invariant: a request gets the same scores in a batch as alone (to float rounding), because padded history tokens are
-masked, real ones keep their positions, and candidates do not see each other. Requests of like shapes are grouped, so
-that at most `MAX_WASTE` of a batch is padding, and a batch never holds more than `max_rows` candidates unless a single
-request does. Of a longer history the newest `MAX_HISTORY` tokens count.
+masked, real ones keep their positions, and candidates do not see each other. How large a batch may be is the engine's
+to say (`Batching`). Requests of like shapes are grouped: no batch holds more of them or more candidates than that,
+unless a single request does; at most `MAX_WASTE` of what is computed for them is padding, unless it is as much for
+each of them alone. Of a longer history the newest `MAX_HISTORY` tokens count.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,58 @@ MAX_WASTE = 0.25
 MAX_HISTORY = 100
 # Candidate counts within about 15 % of each other are of one size.
 _SIZES_PER_E = 7.0
+
+
+class Batching(Protocol):
+    """Which batches an engine likes, and what it computes for one."""
+
+    @property
+    def requests(self) -> int:
+        """Most requests in one batch."""
+
+    @property
+    def rows(self) -> int:
+        """Most candidates in one batch, those of all requests together."""
+
+    def size(self, candidates: int) -> int:
+        """The class of a candidate count, ascending; counts of one class pad each other little."""
+
+    def cells(self, requests: int, length: int, candidates: int) -> int:
+        """Cells (history tokens x candidates) computed for a batch of this shape, padding included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Of an engine that computes any shape as it is: a batch is as large as its largest request. The limits are a
+    CPU's: replies of a batch leave together, and a larger one runs no faster per request, it only holds them back."""
+
+    requests: int = 8
+    rows: int = 1024
+
+    def size(self, candidates: int) -> int:
+        """See `Batching.size`."""
+        return int(_SIZES_PER_E * math.log1p(candidates))
+
+    def cells(self, requests: int, length: int, candidates: int) -> int:
+        """See `Batching.cells`."""
+        return requests * length * candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """Another one with limits of the operator's."""
+
+    of: Batching
+    requests: int
+    rows: int
+
+    def size(self, candidates: int) -> int:
+        """See `Batching.size`."""
+        return self.of.size(candidates)
+
+    def cells(self, requests: int, length: int, candidates: int) -> int:
+        """See `Batching.cells`."""
+        return self.of.cells(requests, length, candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +119,23 @@ def newest(features: Features) -> Features:
     return Features(features.hist[kept], features.target, features.mask[kept], features.user)
 
 
-def group(shapes: Sequence[tuple[int, int]], max_rows: int) -> list[list[int]]:
+def group(shapes: Sequence[tuple[int, int]], batching: Batching) -> list[list[int]]:
     """Indices of requests that run together, given (history length, candidates) of each; each index once."""
     if len(shapes) == 1:
         return [[0]]
     groups: list[list[int]] = []
-    real = longest = most = 0
-    for index in sorted(range(len(shapes)), key=lambda i: (int(_SIZES_PER_E * math.log1p(shapes[i][1])), shapes[i])):
+    real = each = longest = most = 0
+    for index in sorted(range(len(shapes)), key=lambda i: (batching.size(shapes[i][1]), shapes[i])):
         length, n = shapes[index]
-        cells, rows = length * n, len(groups[-1]) + 1 if groups else 1
-        wide, high = max(longest, length), max(most, n)
-        if groups and rows * high <= max_rows and real + cells >= (1 - MAX_WASTE) * rows * wide * high:
+        rows, wide, high = len(groups[-1]) + 1 if groups else 1, max(longest, length), max(most, n)
+        alone, widened = batching.cells(1, length, n), batching.cells(1, wide, high)
+        fits = rows <= batching.requests and rows * high <= batching.rows
+        if groups and fits and (real + length * n >= (1 - MAX_WASTE) * rows * widened or alone == each == widened):
             groups[-1].append(index)
-            real, longest, most = real + cells, wide, high
+            real, each, longest, most = real + length * n, widened, wide, high
         else:
             groups.append([index])
-            real, longest, most = cells, length, n
+            real, each, longest, most = length * n, alone, length, n
     return groups
 
 

@@ -63,7 +63,7 @@ class BucketedEngine:
         self.kind = kind
         self.precision = precision
         self._open_session = open_session
-        self._grid = grid or Grid()
+        self.batching = self._grid = grid or Grid()
         self._session: Session | None = None
         self._pool: Pool[Lane] = Pool(())
         self._counts = threading.Lock()

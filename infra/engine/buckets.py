@@ -2,7 +2,8 @@
 
 A CUDA graph replays one shape, so every batch is run as the smallest bucket that holds it; what is too large is cut
 into several. Refuses histories longer than the longest bucket: the caller cuts them to the newest. Invariant: the
-pieces of a batch cover each of its scores once.
+pieces of a batch cover each of its scores once. What is computed beyond what was asked for is counted (`Grid.cells`),
+and requests are put together so that it stays little (`infra.engine.batch.group`).
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The sizes of each axis, ascending. Neighbouring batch sizes differ by a half at most."""
+    """The sizes of each axis, ascending: a `Batching` for engines that compute in buckets. A batch is rounded up
+    by two fifths at most (17 to 24); the tiers' usual shapes, 50 tokens and 100, 200 or 500 candidates, fill 96 %."""
 
     batches: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-    lengths: tuple[int, ...] = (50, 100)
-    candidates: tuple[int, ...] = (64, 128, 256, 512)
+    lengths: tuple[int, ...] = (25, 50, 100)
+    candidates: tuple[int, ...] = (64, 104, 208, 320, 416, 512)
 
     def buckets(self) -> list[Bucket]:
         """All of them, largest first: the first one captured then needs the most memory, and the rest reuse it."""
@@ -60,6 +62,25 @@ class Grid:
     def largest(self) -> Bucket:
         """It holds every piece."""
         return Bucket(self.batches[-1], self.lengths[-1], self.candidates[-1])
+
+    @property
+    def requests(self) -> int:
+        """As many as the largest bucket holds: a GPU computes 32 users in little more time than one."""
+        return self.batches[-1]
+
+    @property
+    def rows(self) -> int:
+        """As many as the largest bucket holds."""
+        return self.batches[-1] * self.candidates[-1]
+
+    def size(self, candidates: int) -> int:
+        """The candidates computed for so many."""
+        return _computed(candidates, self.candidates)
+
+    def cells(self, requests: int, length: int, candidates: int) -> int:
+        """Those of all pieces of a batch of this shape."""
+        width = at_least(self.lengths, min(length, self.lengths[-1]))
+        return _computed(requests, self.batches) * width * _computed(candidates, self.candidates)
 
     def cut(self, batch: int, length: int, candidates: int) -> list[Piece]:
         """The pieces of a batch. Raises Permanent when the histories are too long."""
@@ -77,6 +98,12 @@ class Grid:
 def at_least(sizes: Sequence[int], wanted: int) -> int:
     """The smallest of ascending sizes that is not below `wanted`, which the last is not either."""
     return sizes[bisect_left(sizes, wanted)]
+
+
+def _computed(total: int, sizes: Sequence[int]) -> int:
+    """What is computed along one axis for `total`: full runs of the largest size, and a bucket for the rest."""
+    whole, rest = divmod(total, sizes[-1])
+    return whole * sizes[-1] + (at_least(sizes, rest) if rest else 0)
 
 
 def _runs(total: int, most: int) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from infra.engine.batch import Batching, Padded
 from infra.engine.choose import Check, Offer, choose
 from infra.engine.keeper import Keeper, Member
 from infra.engine.metrics import FAILURES, RESCUED, run_seconds
@@ -69,6 +70,13 @@ class EngineChain:
     def precision(self) -> str:
         """Of the engine that answered last."""
         return self._last().offer.precision
+
+    @property
+    def batching(self) -> Batching:
+        """Of the engine that answers next, if it does not fail."""
+        rotation = () if self._keeper is None else self._keeper.rotation
+        engine = rotation[0].engine if rotation else None
+        return Padded() if engine is None else engine.batching
 
     @property
     def able(self) -> bool:

@@ -48,8 +48,9 @@ TRIPPED = counter(
 )
 CELLS = counter(
     "engine_cells_total",
-    "Cells (history tokens x candidates) of the batches that ran, by kind. padding / (real + padding) is the waste; "
-    "it stays below 0.3, and grows when callers send histories and candidate lists of very mixed lengths.",
+    "Cells (history tokens x candidates) of the batches that ran, by kind; padding is also what a GPU's bucket has "
+    "beyond its batch. padding / (real + padding) is the waste; it stays below 0.3, and grows when callers send "
+    "histories and candidate lists of very mixed lengths.",
     ("role", "kind"),
 )
 

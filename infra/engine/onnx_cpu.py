@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from infra.engine.batch import Padded
 from infra.engine.run import INPUT_NAMES, EngineUnavailable, NonFiniteScores
 from infra.errors import Permanent, ReleaseRefused
 
@@ -22,6 +23,7 @@ class OnnxEngine:
     """A ranker model: `run` maps one padded batch to logits. Loaded by `load()`, or by the first `run`."""
 
     kind = "onnxruntime-cpu"
+    batching = Padded()
 
     def __init__(self, path: Path | str, threads: int = 1, *, precision: str = "fp32") -> None:
         self.precision = precision

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.engine.batch import Features, check_features, group, newest, pad, unpad
+from infra.engine.batch import Batching, Features, Limited, check_features, group, newest, pad, unpad
 from infra.engine.metrics import cells
 from infra.engine.names import engine_name
 from infra.errors import InvalidInput, Permanent, TrirankError
@@ -20,8 +20,6 @@ from infra.wire.messages import Reply, Request
 
 F32 = NDArray[np.float32]
 METHOD = "rank"
-# Candidates in one run: beyond this a larger batch saves nothing on a CPU and only delays the first reply.
-MAX_ROWS = 1024
 
 
 class Runner(Protocol):
@@ -33,12 +31,17 @@ class Runner(Protocol):
     @property
     def precision(self) -> str: ...
 
+    @property
+    def batching(self) -> Batching:
+        """Which batches it likes now."""
+
     def run(self, hist: F32, target: F32, mask: F32, user: F32) -> F32:
         """See `infra.engine.run.Engine`."""
 
 
 class RankHandler:
-    """Answers `rank` requests of one release with one engine; `role` is whose metrics count them, "" counts nothing."""
+    """Answers `rank` requests of one release with one engine; `role` is whose metrics count them, "" counts nothing.
+    `max_requests` and `max_rows` limit a batch, where they are not 0, in place of what the engine likes."""
 
     def __init__(
         self,
@@ -47,15 +50,21 @@ class RankHandler:
         *,
         token_dim: int,
         user_dim: int,
-        max_rows: int = MAX_ROWS,
+        max_requests: int = 0,
+        max_rows: int = 0,
         role: str = "",
     ) -> None:
         self._engine = engine
         self._release = release
         self._token_dim = token_dim
         self._user_dim = user_dim
+        self._max_requests = max_requests
         self._max_rows = max_rows
         self._role = role
+
+    def max_batch(self) -> int:
+        """Requests to hand over at once: as the engine in use likes, or the setting. Another engine, another number."""
+        return self._batching().requests
 
     def handle(self, requests: Sequence[Request]) -> Sequence[Reply | TrirankError]:
         """One reply or error per request, in their order: args {"engine": name of the engine that scored it}, tensors
@@ -70,8 +79,9 @@ class RankHandler:
             except TrirankError as error:
                 answers[i] = error
         shapes = [(features.hist.shape[0], features.target.shape[0]) for features in parsed]
-        for members in group(shapes, self._max_rows):
-            for member, answer in zip(members, self._run([parsed[m] for m in members]), strict=True):
+        batching = self._batching()
+        for members in group(shapes, batching):
+            for member, answer in zip(members, self._run([parsed[m] for m in members], batching), strict=True):
                 answers[good[member]] = answer
         return answers
 
@@ -86,24 +96,30 @@ class RankHandler:
         features = Features(tensors["hist"], tensors["target"], tensors["mask"], tensors["user"])
         return newest(check_features(features, self._token_dim, self._user_dim))
 
-    def _run(self, requests: Sequence[Features]) -> list[Reply | TrirankError]:
+    def _batching(self) -> Batching:
+        likes = self._engine.batching
+        if not (self._max_requests or self._max_rows):
+            return likes
+        return Limited(likes, self._max_requests or likes.requests, self._max_rows or likes.rows)
+
+    def _run(self, requests: Sequence[Features], batching: Batching) -> list[Reply | TrirankError]:
         batch = pad(requests)
         if batch.target.shape[1] == 0:
             return [Reply({"engine": self._name()}, {"scores": np.empty(0, np.float32)}) for _ in requests]
         try:
             scores = self._engine.run(batch.hist, batch.target, batch.mask, batch.user)
         except TrirankError as error:
-            return [error] if len(requests) == 1 else [answer for r in requests for answer in self._run([r])]
+            return [error] if len(requests) == 1 else [a for r in requests for a in self._run([r], batching)]
         if self._role:
-            self._count(requests, batch)
+            self._count(requests, batch, batching)
         args = {"engine": self._name()}
         return [Reply(args, {"scores": s}) for s in unpad(scores, [r.target.shape[0] for r in requests])]
 
     def _name(self) -> str:
         return engine_name(self._engine.kind, self._engine.precision)
 
-    def _count(self, requests: Sequence[Features], batch: Features) -> None:
+    def _count(self, requests: Sequence[Features], batch: Features, batching: Batching) -> None:
         real = sum(r.hist.shape[0] * r.target.shape[0] for r in requests)
         cells(self._role, "real").inc(real)
-        if len(requests) > 1:
-            cells(self._role, "padding").inc(batch.hist.shape[0] * batch.hist.shape[1] * batch.target.shape[1] - real)
+        n_batch, longest = batch.mask.shape
+        cells(self._role, "padding").inc(batching.cells(n_batch, longest, batch.target.shape[1]) - real)

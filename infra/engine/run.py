@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from infra.engine.batch import Batching
 from infra.errors import Permanent
 
 F32 = NDArray[np.float32]
@@ -38,6 +39,10 @@ class Engine(Protocol):
     @property
     def precision(self) -> str:
         """ "fp32", "fp16" or "int8"."""
+
+    @property
+    def batching(self) -> Batching:
+        """Which batches it likes; it takes any."""
 
     def load(self) -> None:
         """Get ready to run. Raises EngineUnavailable, or ReleaseRefused when the file is no ranker."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from infra.engine.batch import Padded
 from infra.engine.isa import cpu_isa
 from infra.engine.run import NonFiniteScores
 from infra.engine.store import EngineStore
@@ -33,6 +34,7 @@ class TorchCpuEngine:
     """The operations of an ONNX file, one by one, by PyTorch."""
 
     kind = "torch-cpu"
+    batching = Padded()
     precision = "fp32"
 
     def __init__(self, path: Path) -> None:
@@ -68,6 +70,7 @@ class AotInductorEngine:
     """A ranker compiled for this kind of CPU by `trirank release build --targets cpu`."""
 
     kind = "aotinductor"
+    batching = Padded()
     precision = "fp32"
 
     def __init__(self, store: EngineStore, role: str, onnx: Path) -> None:

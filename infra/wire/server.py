@@ -66,6 +66,7 @@ class WireServer:
     """Answers calls at one address.
 
     bind: "ipc:///path" (at most 107 characters) or "tcp://127.0.0.1:*"; other hosts need `curve`.
+    max_batch is how many requests the handler gets at once, at most; a function is asked before every batch.
     between_batches runs in the loop's thread after every batch and soon after wake().
     """
 
@@ -75,7 +76,7 @@ class WireServer:
         bind: str,
         hello: Hello,
         handler: BatchHandler,
-        max_batch: int,
+        max_batch: int | Callable[[], int],
         max_queue: int,
         between_batches: Callable[[], None] | None = None,
         curve: CurveKeys | None = None,
@@ -83,7 +84,7 @@ class WireServer:
         self._bind = bind
         self._hello = hello
         self._handler = handler
-        self._max_batch = max_batch
+        self._max_batch = max_batch if callable(max_batch) else lambda: max_batch
         self._max_queue = max_queue
         self._between_batches = between_batches
         self._curve = curve
@@ -245,8 +246,8 @@ class WireServer:
     def _take(self) -> list[_Waiting]:
         """The next batch; requests whose time is over are answered on the way and not run."""
         batch: list[_Waiting] = []
-        now_s = time.monotonic()
-        while self._queue and len(batch) < self._max_batch:
+        now_s, most = time.monotonic(), self._max_batch()
+        while self._queue and len(batch) < most:
             waiting = self._queue.popleft()
             if waiting.expires_s > now_s:
                 batch.append(waiting)

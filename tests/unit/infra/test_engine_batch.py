@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.engine.batch import MAX_HISTORY, Features, check_features, group, newest, pad, unpad
+from infra.engine.batch import (
+    MAX_HISTORY,
+    MAX_WASTE,
+    Features,
+    Limited,
+    Padded,
+    check_features,
+    group,
+    newest,
+    pad,
+    unpad,
+)
+from infra.engine.buckets import Grid
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.run import NonFiniteScores
 from infra.errors import InvalidInput, Permanent, ReleaseRefused
@@ -61,23 +73,51 @@ def test_the_scores_are_those_of_the_formula(engine: OnnxEngine) -> None:
 SHAPES = st.tuples(st.integers(1, MAX_HISTORY), st.integers(0, 600))
 
 
-@given(st.lists(SHAPES, max_size=60), st.integers(1, 5000))
+@given(st.lists(SHAPES, max_size=60), st.integers(1, 40), st.integers(1, 5000))
 def test_groups_hold_each_request_once_and_less_than_30_percent_padding(
-    shapes: list[tuple[int, int]], max_rows: int
+    shapes: list[tuple[int, int]], max_requests: int, max_rows: int
 ) -> None:
-    groups = group(shapes, max_rows)
+    groups = group(shapes, Padded(max_requests, max_rows))
 
     assert sorted(i for g in groups for i in g) == list(range(len(shapes)))
     for g in groups:
         lengths, candidates = [shapes[i][0] for i in g], [shapes[i][1] for i in g]
         padded = len(g) * max(lengths) * max(candidates)
-        assert len(g) == 1 or len(g) * max(candidates) <= max_rows
+        assert len(g) == 1 or (len(g) <= max_requests and len(g) * max(candidates) <= max_rows)
         assert padded - sum(a * b for a, b in zip(lengths, candidates, strict=True)) <= 0.3 * padded
 
 
+@given(st.lists(SHAPES, max_size=60), st.integers(1, 40), st.integers(1, 20000))
+def test_in_buckets_a_request_is_computed_as_if_alone_or_little_of_its_group_is_padding(
+    shapes: list[tuple[int, int]], max_requests: int, max_rows: int
+) -> None:
+    grid = Grid()
+    groups = group(shapes, Limited(grid, max_requests, max_rows))
+
+    assert sorted(i for g in groups for i in g) == list(range(len(shapes)))
+    for g in groups:
+        lengths, candidates = [shapes[i][0] for i in g], [shapes[i][1] for i in g]
+        each = grid.cells(1, max(lengths), max(candidates))
+        real = sum(a * b for a, b in zip(lengths, candidates, strict=True))
+        assert all(grid.cells(1, *shapes[i]) == each for i in g) or real >= (1 - MAX_WASTE) * len(g) * each
+        # Then the batch is rounded up to a size of the grid.
+        assert grid.cells(len(g), max(lengths), max(candidates)) <= 24 / 17 * len(g) * each
+        assert len(g) == 1 or (len(g) <= max_requests and len(g) * max(candidates) <= max_rows)
+
+
 def test_requests_of_like_shapes_share_one_batch() -> None:
-    assert group([(50, 100)] * 3, 4096) == [[0, 1, 2]]
-    assert group([(50, 100), (1, 100), (48, 98), (2, 400)], 4096) == [[1], [2, 0], [3]]
+    assert group([(50, 100)] * 3, Padded()) == [[0, 1, 2]]
+    assert group([(50, 100), (1, 100), (48, 98), (2, 400)], Padded()) == [[1], [2, 0], [3]]
+
+
+def test_a_cpu_takes_eight_requests_or_1024_candidates_at_once_and_a_gpu_what_its_largest_bucket_holds() -> None:
+    def sizes(batching: Padded | Grid, n: int) -> list[int]:
+        return [len(g) for g in group([(50, n)] * 40, batching)]
+
+    assert sizes(Padded(), 100) == [8] * 5
+    assert sizes(Padded(), 500) == [2] * 20
+    assert sizes(Grid(), 100) == [32, 8]
+    assert sizes(Grid(), 500) == [32, 8]
 
 
 def test_of_a_long_history_the_newest_real_tokens_count() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from infra.engine.batch import MAX_HISTORY
+from infra.engine.batch import MAX_HISTORY, Batching, Padded
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.rank import RankHandler
 from infra.engine.run import NonFiniteScores
@@ -19,6 +19,7 @@ class CountingEngine:
     """The real engine; remembers the batches it ran."""
 
     kind, precision = "onnxruntime-cpu", "fp32"
+    batching: Batching = Padded()
 
     def __init__(self, engine: OnnxEngine) -> None:
         self._engine = engine

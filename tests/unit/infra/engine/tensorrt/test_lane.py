@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,44 +11,21 @@ from infra.engine.batch import Features
 from infra.engine.bucketed import BucketedEngine
 from infra.engine.buckets import Bucket, Grid
 from infra.engine.onnx_cpu import OnnxEngine
-from infra.engine.tensorrt.lane import TensorRtLane
 from infra.errors import Permanent
-from tests.fake_cuda import FakeCapture, FakeContext, FakeDevice, FakeError
+from tests.fake_cuda import FakeError, FakeSession
 from tests.onnx_models import write_ranker
 
 TOKEN, USER = 8, 4
 GRID = Grid(batches=(1, 2, 4), lengths=(3, 6), candidates=(4, 8))
-LARGEST = (4, 6, 8)
-
-
-class FakeSession:
-    """Lanes over one fake device."""
-
-    def __init__(self, model: Path, lanes: int = 2, largest: tuple[int, int, int] = LARGEST) -> None:
-        self.device, self.capture = FakeDevice(), FakeCapture()
-        self.contexts = [FakeContext(model, largest) for _ in range(lanes)]
-        self.widths = (TOKEN, USER)
-        with self.device.current():
-            self.lanes = [
-                TensorRtLane(
-                    cast(Any, self.device), context, cast(Any, self.capture), inputs=context.inputs,
-                    output=context.output, widths=self.widths, largest=GRID.largest,
-                )
-                for context in self.contexts
-            ]  # fmt: skip
-
-    def memory_bytes(self) -> int:
-        return sum(lane.memory_bytes() for lane in self.lanes)
-
-    def close(self) -> None:
-        with self.device.current():
-            for lane in self.lanes:
-                lane.close()
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_ranker(tmp_path_factory.mktemp("model") / "ranker.onnx", TOKEN, USER)
+
+
+def session_of(model: Path, lanes: int = 2, largest: Bucket = GRID.largest) -> FakeSession:
+    return FakeSession(model, (TOKEN, USER), GRID, lanes=lanes, largest=largest)
 
 
 def some(batch: int, length: int, candidates: int, seed: int = 0) -> Features:
@@ -69,7 +45,7 @@ def engine_over(session: FakeSession) -> BucketedEngine:
 
 
 def test_scores_are_the_engines_for_every_shape_in_any_order(model: Path) -> None:
-    engine, plain = engine_over(FakeSession(model)), OnnxEngine(model)
+    engine, plain = engine_over(session_of(model)), OnnxEngine(model)
     shapes = [(1, 1, 1), (4, 6, 8), (3, 5, 7), (1, 3, 4), (4, 2, 3), (9, 6, 21), (2, 6, 1)]
     for seed, shape in enumerate(shapes * 2):
         features = some(*shape, seed=seed)
@@ -79,7 +55,7 @@ def test_scores_are_the_engines_for_every_shape_in_any_order(model: Path) -> Non
 
 
 def test_a_request_is_one_launch_of_a_graph_made_before(model: Path) -> None:
-    session = FakeSession(model)
+    session = session_of(model)
     engine = engine_over(session)
     captured = len(session.capture.graphs)
     assert captured == len(session.lanes) * len(GRID.buckets())
@@ -93,7 +69,7 @@ def test_a_request_is_one_launch_of_a_graph_made_before(model: Path) -> None:
 
 
 def test_only_what_the_bucket_needs_is_copied(model: Path) -> None:
-    session = FakeSession(model, lanes=1)
+    session = session_of(model, lanes=1)
     engine_over(session)
     lane = session.lanes[0]
     before = session.device.driver.copied
@@ -104,7 +80,7 @@ def test_only_what_the_bucket_needs_is_copied(model: Path) -> None:
 
 
 def test_closing_frees_every_graph_and_all_device_memory(model: Path) -> None:
-    session = FakeSession(model)
+    session = session_of(model)
     engine = engine_over(session)
     assert session.device.driver.allocated > 0
     assert engine.memory_bytes() > session.device.driver.allocated
@@ -113,21 +89,21 @@ def test_closing_frees_every_graph_and_all_device_memory(model: Path) -> None:
 
 
 def test_an_engine_built_for_smaller_shapes_is_refused_when_it_is_loaded(model: Path) -> None:
-    session = FakeSession(model, largest=(4, 6, 4))
+    session = session_of(model, largest=Bucket(4, 6, 4))
     with pytest.raises(Permanent, match=r"target .4, 8, 8.*smaller shapes"):
         BucketedEngine("tensorrt", "fp16", lambda _grid: session, grid=GRID).load()
     assert session.device.driver.allocated == 0
 
 
 def test_an_engine_that_cannot_be_enqueued_is_refused_and_leaves_no_stream_capturing(model: Path) -> None:
-    session = FakeSession(model, lanes=1)
+    session = session_of(model, lanes=1)
     session.contexts[0].refuses = True
     with pytest.raises(Permanent, match="could not enqueue"):
         BucketedEngine("tensorrt", "fp16", lambda _grid: session, grid=GRID).load()
 
 
 def test_an_error_of_cuda_is_permanent_and_the_context_is_popped(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = FakeSession(model, lanes=1)
+    session = session_of(model, lanes=1)
     engine = engine_over(session)
 
     def lost(_graph: int, _stream: int) -> None:
