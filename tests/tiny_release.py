@@ -48,10 +48,17 @@ def tables() -> dict[str, TableRows]:
 
 
 def write_tiny_release(
-    path: Path, *, name: str = "tiny", wrong_by: float = 0.0, poison: bool = False, int8: bool = False
+    path: Path,
+    *,
+    name: str = "tiny",
+    wrong_by: float = 0.0,
+    poison: bool = False,
+    int8: bool = False,
+    fp16: bool = False,
 ) -> Release:
     """Write it; the recorded logits are off by `wrong_by`. With `poison`, a candidate whose item row begins with a
-    number above 100 scores NaN; with `int8` it has a second model for the CPU, the same under another name."""
+    number above 100 scores NaN; with `int8` it has a second model for the CPU, with `fp16` one for GPUs: the same
+    under another name."""
     models: dict[Role, dict[Precision, Path]] = {}
     scales: tuple[tuple[Role, float], ...] = (("edge", 1.0), ("rerank", 3.0))
     for stage, scale in scales:
@@ -59,6 +66,8 @@ def write_tiny_release(
         models[stage] = {"fp32": write_ranker(file, SCHEMA.token_dim, SCHEMA.user_dim, scale=scale, poison=poison)}
         if int8:
             models[stage]["int8-cpu"] = models[stage]["fp32"]
+        if fp16:
+            models[stage]["fp16"] = models[stage]["fp32"]
     return write_release(
         path,
         name=name,
