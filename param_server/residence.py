@@ -28,27 +28,32 @@ _EVERY_S = 10.0
 _MOST_SHARE = 0.005
 # The kernel gives u64 for each page: present, in swap, of a file.
 _PAGES_AT_ONCE = 8192
-_PRESENT, _SWAPPED, _OF_A_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
+_OF_A_FILE, _ANY = np.uint64(1 << 61), np.uint64(3 << 62)
 
 
 def shared_and_private(span: Span, pagemap: Path = _PAGEMAP) -> tuple[int, int] | None:
-    """Bytes of a mapped image that are in memory as the file has them, and that were copied for this process; None
-    where the kernel does not say."""
-    shared = private = 0
-    first, last = span.start // mmap.PAGESIZE, -(-(span.start + span.length) // mmap.PAGESIZE)
+    """Bytes of a table that are as the file of its image has them, in memory or to be read, and bytes that are memory
+    of this process alone: copied, or behind the last entry of the image. None where the kernel does not say."""
     try:
         with pagemap.open("rb", buffering=0) as file:
-            for page in range(first, last, _PAGES_AT_ONCE):
-                n = min(_PAGES_AT_ONCE, last - page)
-                pages = np.frombuffer(os.pread(file.fileno(), 8 * n, 8 * page), np.uint64)
-                if pages.size != n:
-                    return None
-                of_a_file = (pages & _OF_A_FILE) != 0
-                shared += int(np.count_nonzero(of_a_file & ((pages & _PRESENT) != 0)))
-                private += int(np.count_nonzero(~of_a_file & ((pages & (_PRESENT | _SWAPPED)) != 0)))
+            copied = sum(_anonymous_bytes(file.fileno(), *part) for part in span.of_the_file)
+            behind = sum(_anonymous_bytes(file.fileno(), *part) for part in span.behind)
     except OSError:
         return None
-    return shared * mmap.PAGESIZE, private * mmap.PAGESIZE
+    return sum(length for _, length in span.of_the_file) - copied, copied + behind
+
+
+def _anonymous_bytes(pagemap: int, start: int, length: int) -> int:
+    first, last = start // mmap.PAGESIZE, (start + length) // mmap.PAGESIZE
+    found = 0
+    for page in range(first, last, _PAGES_AT_ONCE):
+        n = min(_PAGES_AT_ONCE, last - page)
+        raw = os.pread(pagemap, 8 * n, 8 * page)
+        if len(raw) != 8 * n:
+            raise OSError("the kernel does not say")
+        pages = np.frombuffer(raw, np.uint64)
+        found += int(np.count_nonzero((pages & _OF_A_FILE == 0) & (pages & _ANY != 0)))
+    return found * mmap.PAGESIZE
 
 
 class Residence:

@@ -68,10 +68,11 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where an image lies in the memory of this process: the table's part of the address space, in bytes."""
+    """Where a table lies in the memory of this process, as (address, length) in bytes: what is mapped from the file,
+    and what is behind the last entries."""
 
-    start: int
-    length: int
+    of_the_file: tuple[tuple[int, int], ...]
+    behind: tuple[tuple[int, int], ...]
 
 
 def build(file: int, name: str, shape: Shape, n_rows: int, fill: Callable[[CpuTable], None]) -> None:
@@ -115,14 +116,19 @@ def load(path: Path, name: str, shape: Shape) -> tuple[CpuTable, Span]:
             raise ImageRefused("it is damaged: its counts cannot be")
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_WRITABLE)
         address = np.frombuffer(memory, np.uint8).ctypes.data
-        for start, length in _filled_parts(shape, head.used):
+        parts = list(_filled_parts(shape, head.used))
+        for start, length in parts:
             _map_over(address + start, file, start, length)
     finally:
         os.close(file)
     table = _table(memory, shape, starts, head.used, head.live)
     if _checksum(table.held) != head.crc32c:
         raise ImageRefused("it is damaged: its checksum differs")
-    return table, Span(address, size)
+    ends = [*(start for start, _ in parts[1:]), size]
+    return table, Span(
+        tuple((address + start, length) for start, length in parts),
+        tuple((address + start + n, end - start - n) for (start, n), end in zip(parts, ends, strict=True)),
+    )
 
 
 def _map_over(address: int, file: int, start: int, length: int) -> None:

@@ -60,11 +60,11 @@ def filled(release: Release, folder: Path | None) -> EmbeddingTable:
     return begun.tables["item"]
 
 
-def pss_mb() -> float:
-    """Memory of this process, shared pages in proportion, after what numpy and malloc keep is given back."""
+def own_mb() -> float:
+    """Anonymous memory of this process, after what malloc keeps is given back."""
     ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1e3
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1e3
 
 
 def batch(rng: np.random.Generator, rows: int, dim: int, version: int) -> RowBatch:
@@ -77,7 +77,7 @@ def hold(say: Connection, path: str, folder: Path | None) -> None:
     """Hold the table: say what the start took (wall, processor, peak), then memory; update n rows when told."""
     release = read_release(Path(path), verify_files=False)
     warm()
-    before_mb, start_s, start_cpu_s = pss_mb(), time.perf_counter(), time.process_time()
+    before_mb, start_s, start_cpu_s = own_mb(), time.perf_counter(), time.process_time()
     table = filled(release, folder)
     table.lookup(np.arange(release.manifest.tables[0].rows, dtype=np.int64)[::16])
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 - before_mb
@@ -87,7 +87,7 @@ def hold(say: Connection, path: str, folder: Path | None) -> None:
         for _ in range(n // RECORD):
             version += 1
             table.apply(batch(rng, release.manifest.tables[0].rows, table.dim, version))
-        say.send(pss_mb() - before_mb)
+        say.send(own_mb() - before_mb)
 
 
 def two_processes(release: Release, folder: Path | None, updated: int) -> None:
@@ -109,8 +109,8 @@ def two_processes(release: Release, folder: Path | None, updated: int) -> None:
             found.append(pipe.recv())
         return found
 
-    memory_mb(0)
-    start, later = memory_mb(0), (memory_mb(updated), memory_mb(0))[1]
+    images = [] if folder is None else [path.stat().st_blocks * 512 / 1e6 for path in folder.iterdir()]
+    start, later = memory_mb(0) + images, memory_mb(updated) + images
     name = "private" if folder is None else "images"
     for which, (wall_s, cpu_s, peak_mb) in zip(("first", "second"), starts, strict=True):
         print(f"{name:<8} {which:<6} start {wall_s:6.2f} s, {cpu_s:5.2f} s of processor time, peak {peak_mb:6.0f} MB")

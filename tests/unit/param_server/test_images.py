@@ -23,14 +23,12 @@ from param_server import images as module
 from param_server.contract import Op, TableSpec
 from param_server.generation import Place
 from param_server.images import Begun, Images, claimed, drop_images, image_folder, image_name, image_names
-from param_server.residence import Residence, shared_and_private
+from param_server.residence import Residence
 from param_server.retire import drop_unserved_images
 from param_server.specs import table_specs
 from param_server.table import RowBatch
 from param_server.table.cpu import CpuTable
-from param_server.table.image import Span
 from tests.small_disk import fill_up, small_disk
-from tests.support import eventually
 from tests.unit.param_server.support import StillClock
 from tests.unit.param_server.test_generation import KEYS, a_release
 
@@ -293,24 +291,3 @@ def test_images_of_releases_that_are_not_served_any_more_are_removed(tmp_path: P
     assert [path.stem for path in image_folder(settings).iterdir()] == list(image_names(release, **ALL))
     assert drop_unserved_images(settings.model_copy(update={"table_images": False}), [release])
     assert files(image_folder(settings)) == []
-
-
-def test_what_was_written_to_is_private_and_the_rest_is_shared(tmp_path: Path, release: Release) -> None:
-    images, begun = begin(tmp_path / "images", release)
-    residence = Residence(images, StillClock())
-    residence.health(begun.tables)
-    eventually(lambda: residence.health(begun.tables)["memory"]["shared_bytes"] is not None)
-    memory = residence.health(begun.tables)["memory"]
-    assert memory["images"] == 1
-    assert memory["private_bytes"] == 0
-    assert memory["shared_bytes"] >= 100 * 2 * 4
-    span = images.mapped["item"]
-    found = shared_and_private(span)
-    assert found is not None
-    begun.tables["item"].held.arrays.rows[50] = 5.0
-    page = os.sysconf("SC_PAGE_SIZE")
-    assert shared_and_private(span) == (found[0] - page, page)
-
-
-def test_where_the_kernel_does_not_say_the_sizes_are_unknown(tmp_path: Path) -> None:
-    assert shared_and_private(Span(0, 4096), tmp_path / "none") is None

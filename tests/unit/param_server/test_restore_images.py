@@ -21,8 +21,8 @@ from param_server.routing import partitions_of_shard
 from param_server.snapshot import LogState, Position, Snapshot, folder_of, write_snapshot
 from param_server.table import EmbeddingTable, Export, RowBatch
 from param_server.table.cpu import CpuTable
+from tests.unit.param_server.captures import entries, rest
 from tests.unit.param_server.support import StillClock
-from tests.unit.param_server.test_capture import entries, rest
 from tests.unit.param_server.test_generation import KEYS, a_release
 from tests.unit.param_server.test_restore import ALL, N_PARTITIONS, keep, owner
 
