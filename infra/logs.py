@@ -11,12 +11,17 @@ import sys
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
+def _ours(name: str) -> bool:
+    """Ray adds fields of its own to the records of a process it has started; they begin with an underscore."""
+    return name not in _STANDARD and not name.startswith("_")
+
+
 class _FieldFormatter(logging.Formatter):
     """`time level logger: message key=value ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        fields = " ".join(f"{k}={v}" for k, v in record.__dict__.items() if k not in _STANDARD)
+        fields = " ".join(f"{k}={v}" for k, v in record.__dict__.items() if _ours(k))
         return f"{line} {fields}" if fields else line
 
 

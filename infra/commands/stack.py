@@ -19,6 +19,7 @@ import typer
 from infra.errors import ConfigurationError, TrirankError
 from infra.lifecycle import alive, guard, on_stop_signals
 from infra.logs import configure_logging
+from infra.ray_texts import ray_texts_in
 from infra.release import read_release
 from infra.settings import load_settings
 from infra.state import read_state, state_path
@@ -63,15 +64,17 @@ def supervise(given: str) -> None:
     configure_logging(settings.log_level)
     stack = Stack(settings)
     on_stop_signals(stack.request_stop)
-    started_s = time.monotonic()
-    try:
-        state = stack.start()
-        if stack.stopping:
-            return
-        print(_welcome(state.url, time.monotonic() - started_s, _somebody(settings.release)), flush=True)
-        stack.supervise()
-    finally:
-        stack.stop()
+    started_s, terminal = time.monotonic(), sys.stdout
+    with ray_texts_in(settings.run_dir / "ray.log"):
+        try:
+            state = stack.start()
+            if stack.stopping:
+                return
+            welcome = _welcome(state.url, time.monotonic() - started_s, _somebody(settings.release))
+            print(welcome, file=terminal, flush=True)
+            stack.supervise()
+        finally:
+            stack.stop()
 
 
 def _somebody(release: Path | None) -> str:

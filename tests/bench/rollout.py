@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -118,7 +119,9 @@ class _Rollout:
     def _told(self) -> dict[str, set[tuple[str, str]]]:
         """Tier and release of everybody who says he has answered it, for every request."""
         told: dict[str, set[tuple[str, str]]] = {}
-        for file in self._rays.glob("**/logs/worker-*.err"):
+        logs = self._rays / "trirank-ray-*" / "session_2*" / "logs"
+        # What Serve has started writes to files of Serve, the shards' actors to those of Ray's workers.
+        for file in (Path(name) for part in ("worker-*.err", "serve/*.log") for name in glob(str(logs / part))):
             for role, release, trace in _ANSWERED.findall(file.read_bytes()):
                 told.setdefault(trace.decode(), set()).add((role.decode(), release.decode()))
         return told

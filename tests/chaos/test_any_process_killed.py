@@ -123,6 +123,8 @@ def test_a_killed_tier_fails_no_request_and_comes_back(stack: RunningStack, role
         _whole_again(stack, role, dead, traffic)
     assert set(traffic.statuses) == {200}
     assert set(traffic.reasons) <= {reason}
+    # What Ray has to say about it is in the stack's own file.
+    assert "(raylet)" not in stack.log
 
 
 def test_a_killed_gateway_drops_only_what_it_held_and_comes_back(stack: RunningStack) -> None:
