@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^\(\w+\)\s*")
+_PID = re.compile(r"\bPID: (\d+)")
 _MOST_CHARACTERS = 120
 
 
@@ -25,21 +26,19 @@ class RayTexts(io.TextIOBase):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = ""
 
     def writable(self) -> bool:
         """Always."""
         return True
 
     def write(self, text: str) -> int:
-        """Keep the text; say that there is one, once for the same one in a row."""
+        """Keep the text; say that there is one, and of which process where it says so."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(text)
-        sentence = first_sentence(text)
-        if sentence and sentence != self._last:
-            logger.warning("Ray says: %s", sentence, extra={"more": str(self._path)})
-            self._last = sentence
+        if sentence := first_sentence(text):
+            pid = {"pid": found[1]} if (found := _PID.search(text)) else {}
+            logger.warning("Ray says: %s", sentence, extra={**pid, "more": str(self._path)})
         return len(text)
 
 
