@@ -1,20 +1,18 @@
-"""What each technique of training is worth: time, memory and AUC with it and without it.
+"""What each technique of training is worth: time and memory with it and without it.
 
-    python -m tests.bench.training [--cache DIR] [--turns 10] [--only NAME] [--auc [--seed 7]] [--json]
+    python -m tests.bench.training [--cache DIR] [--turns 10] [--only NAME] [--json]
 
 Each pair is measured in one process, in turns of a few steps, so that both meet the same load. `ms` is CPU time per
 step of 256 events, `wait` the share of the time spent waiting for data. `saved` is what one batch keeps for the
 backward pass, `gradients` what it leaves, `state` what the optimisers hold. Pairs marked `large` are of a synthetic
-log with 200,000 users and 100,000 items, all others of MovieLens-100K. With --auc, each side is also trained whole.
+log with 200,000 users and 100,000 items, all others of MovieLens-100K. AUC: `tests.bench.training_auc`.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
 from edge_ranker.loader import Loader
@@ -34,10 +31,7 @@ from edge_ranker.tables import Tables
 from feature_service.dataset import Dataset, ItemFacts, load_dataset
 from infra.clock import SystemClock
 from reranker.amp import choose_precision, has_bf16
-from reranker.checkpoint import Checkpoints
 from reranker.descent import PARTS, Descent
-from reranker.evaluate import quality_report, score_trial
-from reranker.fitting import Fitting
 from reranker.rankers import Rankers
 from reranker.recipe import Recipe
 from reranker.source import LogInMemory
@@ -153,26 +147,6 @@ def measure(pair: dict[str, Recipe], log: LogInMemory, turns: int) -> dict[str, 
         }
 
 
-def whole(recipe: Recipe, log: LogInMemory, seed: int, epochs: int | None = None) -> dict[str, Any]:
-    """AUC and time of a whole training."""
-    clock, rng = SystemClock(), np.random.default_rng(seed)
-    torch.manual_seed(seed)
-    schema = schema_for(log.n_users(), log.known)
-    rankers = Rankers(Tables(schema, log.fitted(), sparse=recipe.sparse_tables()), pooling=recipe.pooling)
-    begun_s, begun_cpu_s = time.monotonic(), time.process_time()
-    passes = epochs or recipe.passes(log.n_train)
-    precision = choose_precision(recipe, bf16=has_bf16())
-    with tempfile.TemporaryDirectory() as draft:
-        checkpoints = Checkpoints(Path(draft), {}, rng, every_s=float("inf"), clock=clock)
-        quiet = Console(file=io.StringIO())
-        passes_log = Fitting(rankers, log, recipe, passes, rng, checkpoints, quiet, clock, precision).run()
-    spent = {"s": round(time.monotonic() - begun_s, 1), "cpu_s": round(time.process_time() - begun_cpu_s, 1)}
-    timeline, trial = log.test(np.random.default_rng(1000))
-    report = quality_report(score_trial(rankers, timeline, trial), timeline, trial, 2.0 * recipe.negatives_per_kind)
-    aucs = {f"{m} {k}": report[m][k]["auc"] for m in ("edge", "rerank") for k in ("uniform", "popularity")}
-    return {**spent, "passes": len(passes_log), **aucs}
-
-
 def large_log(n_users: int = 200_000, n_items: int = 100_000, n_events: int = 600_000) -> Dataset:
     """Tables large enough for sparse gradients; nothing to learn."""
     rng = np.random.default_rng(0)
@@ -216,8 +190,6 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".trirank/cache"))
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--only", choices=list(PAIRS))
-    parser.add_argument("--auc", action="store_true", help="train whole as well")
-    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -227,26 +199,12 @@ def main() -> None:
         if asked.only in (None, name) and asked.turns:
             found = measure(pair, LogInMemory(large_log()) if log == "large" else movielens, asked.turns)
             rows += [(f"{name} ({log})" if log == "large" else name, side, numbers) for side, numbers in found.items()]
-    trained = []
-    if asked.auc:
-        for name, recipe, epochs in (
-            ("defaults", Recipe(), None),
-            ("bf16", replace(Recipe(), amp="on"), None),
-            ("Embedding + mean", replace(Recipe(), pooling="mean"), None),
-            ("user table sparse", replace(Recipe(), sparse="user"), None),
-            ("4 x 32 accumulated", replace(Recipe(), batch_size=32, accumulate=4), None),
-            ("8 passes, patience 1", replace(Recipe(), patience=1), 8),
-        ):
-            trained.append(("trained whole", name, whole(recipe, movielens, asked.seed, epochs)))
-            if not asked.json:
-                _print(trained[-1:])
     if asked.json:
-        print(json.dumps({"load": os.getloadavg()[0], "steps": rows, "whole": trained}, indent=2))
+        print(json.dumps({"load": os.getloadavg()[0], "steps": rows}, indent=2))
         return
     print(f"load {os.getloadavg()[0]:.1f}")
-    for table in (rows, trained):
-        if table:
-            _print(table)
+    if rows:
+        _print(rows)
 
 
 if __name__ == "__main__":
