@@ -34,3 +34,5 @@ def configure_logging(level: str = "INFO") -> None:
     root.setLevel(level)
     for noisy in ("kafka", "ray", "asyncio", "numba", "redis"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # It warns of every 0.1 s in which a busy machine gave it no time; nobody can do anything with that.
+    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)

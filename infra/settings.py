@@ -152,8 +152,8 @@ class Settings(BaseSettings):
     calibration_requests: int = Field(default=256, ge=1, le=100_000, description="Requests that INT8 is calibrated on.")
     gray_lease_s: float = Field(
         default=3.0, ge=3.0, le=50.0,
-        description="Seconds for which gateways serve a candidate release through a Redis that is silent; an abort waits "
-        "this long for a gateway that does not answer.",
+        description="Seconds for which gateways serve a candidate release through a Redis that is silent; an abort "
+        "waits this long for a gateway that does not answer.",
     )  # fmt: skip
     control_token: str | None = Field(
         default=None,
