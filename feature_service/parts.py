@@ -28,7 +28,6 @@ PATTERN = "interactions*.parquet"
 # Rows per part: a few dozen MB of columns.
 PART_ROWS = 262_144
 _READ_BYTES = 1 << 22
-_TICKS_PER_US = {"ns": 1000, "us": 1, "ms": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,3 @@ class Deadline:
     def remaining_s(self, *, now_s: float | None = None) -> float:
         """Seconds left; negative when it is over."""
         return self.at_s - (time.monotonic() if now_s is None else now_s)
-
-    def earlier_by(self, seconds: float) -> Deadline:
-        """The same deadline with a reserve kept back for the stages that follow."""
-        return Deadline(self.at_s - seconds)
-
-    def at_most(self, seconds: float, *, now_s: float | None = None) -> Deadline:
-        """This deadline, or `seconds` from now if that is sooner."""
-        return Deadline(min(self.at_s, (time.monotonic() if now_s is None else now_s) + seconds))

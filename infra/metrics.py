@@ -7,12 +7,15 @@ writes into that folder and any gateway can answer `/metrics` for all of them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess, values
 
 from infra.buffered import buffered, write_all
+from infra.lifecycle import alive
 
 # Has to be before the first metric is made.
 if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -21,6 +24,7 @@ if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
 LATENCY_BUCKETS_S = (
     0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
+_LIVE = re.compile(r"gauge_live[a-z]+_(\d+)\.db")
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 
 
@@ -49,6 +53,7 @@ def exposition() -> bytes:
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return generate_latest()
     write_all()
+    _forget_the_dead(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
@@ -61,7 +66,11 @@ def join_folder(folder: Path) -> None:
     values.ValueClass = buffered(values.MultiProcessValue())  # type: ignore[no-untyped-call]
 
 
-def forget_process(pid: int) -> None:
-    """Drop the live gauges of a process that has died."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+def _forget_the_dead(folder: Path) -> None:
+    """Drop the live gauges of processes that have ended: what one that was killed served last is served no more."""
+    pids = {int(match[1]) for file in folder.iterdir() if (match := _LIVE.fullmatch(file.name))}
+    for pid in pids:
+        if not alive(pid):
+            # Another gateway may be doing the same.
+            with suppress(FileNotFoundError):
+                multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]

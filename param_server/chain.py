@@ -109,12 +109,6 @@ class Shelf:
             logger.warning("a snapshot is not used", extra={"folder": folder, "reason": error})
 
 
-def newest_chain(folder: Path, owner: Owner) -> Chain | None:
-    """The newest chain of a folder that can be used; None when there is none."""
-    shelf = Shelf(folder, owner).read()
-    return next((chain for head in shelf.heads() if (chain := shelf.chain(head)) is not None), None)
-
-
 def check_owner(theirs: Owner, ours: Owner) -> None:
     """Raise SnapshotRefused that names the first difference that matters."""
     for name in _MUST_AGREE:

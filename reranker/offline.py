@@ -34,8 +34,3 @@ class OfflineScorer:
 def scorer_of(release: Release) -> OfflineScorer:
     """A scorer over the tables and models of a release. Raises ReleaseRefused."""
     return OfflineScorer(recorded_features(release), OnnxEngine(release.edge_model), OnnxEngine(release.rerank_model))
-
-
-def score_request(release: Release, request: RecordedRequest) -> tuple[F32, F32]:
-    """Edge and rerank logits, f32[N] each, of one request; for many, keep one `scorer_of(release)`."""
-    return scorer_of(release).score(request)

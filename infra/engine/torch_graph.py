@@ -33,7 +33,6 @@ _TORCH_TYPES = {
     onnx.TensorProto.INT32: torch.int32,
     onnx.TensorProto.BOOL: torch.bool,
 }
-_FLOATS = (torch.float32, torch.float16)
 
 
 def read_module(path: Path, *, half: bool = False) -> fx.GraphModule:

@@ -16,7 +16,6 @@ from param_server.table.gpu_launch import Staged
 
 CHUNK = 1 << 20
 _HEAD_START_CYCLES = 40_000_000
-TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def device_us(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:

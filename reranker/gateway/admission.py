@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from reranker.gateway import metrics
 from reranker.gateway.problems import Problem
 
 RETRY_AFTER_S = 1
@@ -25,14 +26,17 @@ class Admission:
         """Count the request in. Raises Problem (503) when the gateway is full."""
         if self.in_flight >= self._max_in_flight:
             self.shed += 1
+            metrics.SHED.inc()
             raise Problem(
                 "overloaded",
                 f"{self.in_flight} requests are being answered; try again",
                 retry_after_s=RETRY_AFTER_S,
             )
         self.in_flight += 1
+        metrics.IN_FLIGHT.inc()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.in_flight -= 1
+        metrics.IN_FLIGHT.dec()

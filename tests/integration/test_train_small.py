@@ -15,7 +15,7 @@ from feature_service.schema import schema_of
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import Release, read_release
 from reranker.fit import Recipe
-from reranker.offline import score_request, scorer_of
+from reranker.offline import scorer_of
 from reranker.train import train_release
 from tests.logs_of_events import small_dataset, write_folder
 
@@ -89,7 +89,7 @@ def test_recorded_requests_get_the_same_logits_again(release: Release) -> None:
         assert len(set(request.candidates)) == len(request.candidates)
         assert request.taken in request.candidates
         assert request.history_ts_us == sorted(request.history_ts_us)
-    edge, rerank = score_request(release, requests[0])
+    edge, rerank = scorer_of(release).score(requests[0])
     assert edge.tolist() == requests[0].edge_logits
     assert rerank.tolist() == requests[0].rerank_logits
 

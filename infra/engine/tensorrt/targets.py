@@ -16,8 +16,6 @@ BUILDERS: tuple[Builder, ...] = get_args(Builder)
 
 # TensorRT-RTX 1.7 compiles for these; there is no SM90 or SM100 among them.
 RTX_SMS = (75, 80, 86, 89, 120, 121)
-# TensorRT 11 runs on Turing and later.
-LEAST_SM = 75
 
 TARGET_SMS: dict[str, tuple[int, ...]] = {
     "t4": (75,),

@@ -105,3 +105,19 @@ def test_a_process_that_joins_the_folder_late_is_in_the_exposition_of_all(tmp_pa
     assert 'steps_total{what="together"} 2.0' in done.stdout
     assert "alone" not in done.stdout
     assert list(tmp_path.glob("counter_*.db"))
+
+
+_IS_THERE = """
+from infra.metrics import exposition, gauge
+gauge("there", "Processes.", mode="livesum").set(1)
+print(exposition().decode())
+"""
+
+
+def test_what_a_process_that_has_ended_was_doing_is_not_in_the_exposition(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _IS_THERE], env=environment, capture_output=True, text=True, check=True
+        )
+        assert "there 1.0" in done.stdout

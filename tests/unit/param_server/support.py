@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 
 from infra.errors import Overloaded
+from param_server.chain import Chain, Shelf
 from param_server.contract import Op, UpdateBatch, encode_batch
 from param_server.routing import partition_of
+from param_server.snapshot import Owner
 from param_server.table.cpu import CpuTable
 from param_server.updates import StreamRecord
 
@@ -103,3 +106,9 @@ class SlowLog:
         for offset, future in enumerate(self.futures):
             if not future.done():
                 future.set_result(offset)
+
+
+def newest_chain(folder: Path, owner: Owner) -> Chain | None:
+    """The newest chain of a folder that can be used; None when there is none."""
+    shelf = Shelf(folder, owner).read()
+    return next((chain for head in shelf.heads() if (chain := shelf.chain(head)) is not None), None)

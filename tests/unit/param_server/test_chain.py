@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from param_server.chain import Chain, Shelf, newest_chain, prune
+from param_server.chain import Chain, Shelf, prune
 from param_server.snapshot import LogState, Position, Snapshot, Stored, write_snapshot
+from tests.unit.param_server.support import newest_chain
 from tests.unit.param_server.test_snapshot import OWNER, a_snapshot, damage
 
 

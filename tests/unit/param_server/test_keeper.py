@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from param_server.chain import newest_chain
 from param_server.keeper import Keeping, SnapshotKeeper
 from param_server.restore import merged
 from param_server.table import EmbeddingTable, Export, RowBatch
 from param_server.table.cpu import CpuTable
-from tests.unit.param_server.support import Op, SteppingClock, a_table
+from tests.unit.param_server.support import Op, SteppingClock, a_table, newest_chain
 from tests.unit.param_server.test_chain import log_at
 from tests.unit.param_server.test_snapshot import EVERYWHERE, OWNER
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from param_server import snapshot as module
-from param_server.chain import newest_chain
 from param_server.generation import Generation, fill_from_state
 from param_server.restore import Part
 from param_server.snapshot import (
@@ -27,7 +26,7 @@ from param_server.snapshot import (
     write_snapshot,
 )
 from param_server.table import Export, RowBatch
-from tests.unit.param_server.support import N_PARTITIONS, Op, a_table, value_of
+from tests.unit.param_server.support import N_PARTITIONS, Op, a_table, newest_chain, value_of
 
 OWNER = Owner(7, "abc", 0, 1, N_PARTITIONS, {"item": 2})
 LOG = LogState("cluster/topic", {0: Position(5, 1, 1000), 1: Position(0, 0, 0)}, 1, 0)

@@ -4,13 +4,14 @@ from contextlib import ExitStack
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 
 from reranker.gateway.admission import Admission
 from reranker.gateway.problems import Problem, invalid
 
 
 def test_as_many_are_admitted_as_fit_and_the_next_is_refused() -> None:
-    admission = Admission(2)
+    admission, before = Admission(2), counted()
 
     with ExitStack() as held:
         held.enter_context(admission)
@@ -18,9 +19,19 @@ def test_as_many_are_admitted_as_fit_and_the_next_is_refused() -> None:
         with pytest.raises(Problem) as raised:
             held.enter_context(admission)
         assert (admission.in_flight, admission.shed) == (2, 1)
+        assert counted() == (before[0] + 2, before[1] + 1)
 
     assert (raised.value.status, raised.value.retry_after_s) == (503, 1)
     assert admission.in_flight == 0
+    assert counted() == (before[0], before[1] + 1)
+
+
+def counted() -> tuple[float, float]:
+    """Requests in flight, and refused, as /metrics has them."""
+    in_flight, shed = (REGISTRY.get_sample_value(f"gateway_{name}") for name in ("in_flight", "shed_total"))
+    assert in_flight is not None
+    assert shed is not None
+    return in_flight, shed
 
 
 def test_a_request_that_fails_gives_its_place_back() -> None:
