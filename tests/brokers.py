@@ -85,7 +85,12 @@ class Apache:
         command.append("broker.session.timeout.ms=6000")
         with (self._directory / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        eventually(self._answers, timeout_s=60)
+        # A Java process beside full cores takes a minute and more.
+        try:
+            eventually(self._answers, timeout_s=240)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """kill -9."""

@@ -24,7 +24,7 @@ from infra.embedded import EmbeddedBroker, EmbeddedRedis
 from infra.errors import RedisUnavailable
 from infra.kafka import LogConsumer, LogProducer, Record, ensure_topics
 from tests.brokers import Apache, kafka_home
-from tests.support import eventually
+from tests.support import eventually, ready
 
 SCHEMA = FeatureSchema(n_user_buckets=10)
 TOPIC, LETTERS = "s.feedback", "s.deadletter"
@@ -250,11 +250,16 @@ threading.Event().wait()
 
 def test_kill_9_of_the_loop_under_load_loses_no_event_and_counts_none_twice(tmp_path: Path) -> None:
     home = kafka_home()
-    redis = EmbeddedRedis(tmp_path / "redis")
-    redis.start()
-    redis.wait_ready()
-    broker = Apache(home, tmp_path / "kafka")
-    broker.start()
+    redis, broker = EmbeddedRedis(tmp_path / "redis"), Apache(home, tmp_path / "kafka")
+    with ready(redis):
+        broker.start()
+        try:
+            kill_under_load(redis, broker)
+        finally:
+            broker.stop()
+
+
+def kill_under_load(redis: EmbeddedRedis, broker: Apache) -> None:
     ensure_topics(broker.bootstrap, {TOPIC: 2, LETTERS: 1})
     producer = LogProducer(broker.bootstrap)
     producer.start()
@@ -282,5 +287,3 @@ def test_kill_9_of_the_loop_under_load_loses_no_event_and_counts_none_twice(tmp_
     finally:
         producer.close()
         histories.close()
-        broker.stop()
-        redis.stop()
