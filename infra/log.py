@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.errors import LogUnavailable, Permanent, TrirankError
+from infra.fetch_wait import HOLD_MS, fetch_wait_ms
 
 TIMEOUT_S = 3.0
 # A broker that is busy (starting beside everything else, say) may need longer than that to let a client in: each failed
@@ -22,11 +23,6 @@ _MOST_PATIENT_S = 10.0
 # Cluster ids of brokers that keep their log in memory: the embedded one, and that program's own default.
 MEMORY_CLUSTER_PREFIXES = ("trirank-memory-", "tansu")
 
-_FETCH_WAIT_DURABLE_MS = 500
-_FETCH_WAIT_MEMORY_MS = 20
-_FETCH_WAIT_MOST_MS = 10_000
-# Measured on the embedded broker: a fetch walks 0.75 ms per thousand batches; twice that leaves room for load.
-_FETCH_WAIT_PER_RECORD_MS = 1.5e-3
 _STARVED_AFTER_WAITS = 5
 _STARVED_FOR_S = 60.0
 
@@ -120,19 +116,6 @@ def is_durable(cluster_id: str | None) -> bool:
     return not (cluster_id or "").startswith(MEMORY_CLUSTER_PREFIXES)
 
 
-def fetch_wait_ms(*, durable: bool, records: int, starved: int = 0, least_ms: int = _FETCH_WAIT_MEMORY_MS) -> int:
-    """How long the broker may hold an empty fetch, in milliseconds.
-
-    Apache Kafka answers a held fetch when data arrives. The embedded broker looks again at half, three quarters, ...
-    of the wait, so the wait is the latency; but it gives up a fetch that walks the log for longer than the wait, and
-    would then never answer: the wait grows with the `records` read so far, and doubles each time a reader `starved`.
-    """
-    if durable:
-        return _FETCH_WAIT_DURABLE_MS
-    grown = max(least_ms, int(records * _FETCH_WAIT_PER_RECORD_MS))
-    return min(grown << starved, _FETCH_WAIT_MOST_MS)
-
-
 class GuardedReader:
     """Reads given partitions of one topic from given positions. For one thread.
 
@@ -149,7 +132,7 @@ class GuardedReader:
         *,
         positions: Mapping[int, int],
         identity: str | None = None,
-        hold_ms: int = _FETCH_WAIT_MEMORY_MS,
+        hold_ms: int = HOLD_MS,
     ) -> None:
         self._bootstrap = bootstrap
         self._topic = topic

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import LogUnavailable, Permanent
-from infra.log import GuardedReader, LogLink, LogLost, LogTruncated, OutOfRange, Record, fetch_wait_ms, is_durable
+from infra.fetch_wait import fetch_wait_ms
+from infra.log import GuardedReader, LogLink, LogLost, LogTruncated, OutOfRange, Record, is_durable
 
 
 class Log:
