@@ -78,6 +78,8 @@ class Span:
 def build(file: int, name: str, shape: Shape, n_rows: int, fill: Callable[[CpuTable], None]) -> None:
     """Write an image into an empty file, opened for reading and writing: `fill` puts at most `n_rows` rows into a
     table that lies in it. Raises OSError when there is no room; what `fill` raises goes through."""
+    if not hasattr(os, "posix_fallocate"):
+        raise OSError("this system cannot set room aside for a file")
     starts, size = _starts(shape)
     os.ftruncate(file, size)
     for start, length in _filled_parts(shape, n_rows):
