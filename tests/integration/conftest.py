@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,3 +59,17 @@ def two(tmp_path: Path) -> Iterator[TwoReleases]:
         yield running.start()
     finally:
         running.stack.stop()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
+    """Runs a coroutine in each of the event loops that are used."""
+    import uvloop
+
+    return {"asyncio": asyncio.run, "uvloop": uvloop.run}[request.param]
+
+
+@pytest.fixture
+def ipc(tmp_path: Path) -> str:
+    """A Unix socket's address."""
+    return f"ipc://{tmp_path / 's'}"
