@@ -189,15 +189,20 @@ def claimed(draft: Path) -> int | None:
 def drop_images(folder: Path, kept: Iterable[str]) -> list[str]:
     """Remove images of other names, and drafts that nobody is building; the names removed. Who maps one keeps it."""
     wanted = set(kept)
-    dropped = [path for path in folder.glob("*.image") if path.stem not in wanted]
-    for path in dropped:
-        path.unlink(missing_ok=True)
-        logger.info("an image that no served release uses is removed", extra={"image": path})
-    for draft in folder.glob(".*.draft"):
-        if (file := claimed(draft)) is not None:
-            draft.unlink(missing_ok=True)
-            os.close(file)
-    return sorted(path.stem for path in dropped)
+    dropped = []
+    try:
+        for path in folder.glob("*.image"):
+            if path.stem not in wanted:
+                path.unlink(missing_ok=True)
+                dropped.append(path.stem)
+                logger.info("an image that no served release uses is removed", extra={"image": path})
+        for draft in folder.glob(".*.draft"):
+            if (file := claimed(draft)) is not None:
+                draft.unlink(missing_ok=True)
+                os.close(file)
+    except OSError as error:
+        logger.warning("images that no served release uses are left", extra={"folder": folder, "reason": error})
+    return sorted(dropped)
 
 
 def _own(folder: Path) -> None:
