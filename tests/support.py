@@ -19,7 +19,7 @@ class Server(Protocol):
     """A process that is started and stopped."""
 
     def start(self) -> None: ...
-    def wait_ready(self) -> None: ...
+    def wait_ready(self, timeout_s: float) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -31,7 +31,7 @@ def ready(server: S) -> Iterator[S]:
     """The server, answering, until the end of the block."""
     server.start()
     try:
-        server.wait_ready()
+        server.wait_ready(60.0)
         yield server
     finally:
         server.stop()

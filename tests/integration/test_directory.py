@@ -20,7 +20,7 @@ from infra.embedded import EmbeddedRedis
 from infra.errors import RedisUnavailable
 from infra.redis import connect, server_pid
 from infra.tasks import ended
-from tests.support import eventually, free_port
+from tests.support import eventually, free_port, ready
 
 STACK = "test"
 ENTRY = Entry("edge", "edge-0", "ipc:///run/edge-0", "r1", 1, os.getpid(), "host", {"public_key": None, "n": 3})
@@ -28,11 +28,8 @@ ENTRY = Entry("edge", "edge-0", "ipc:///run/edge-0", "r1", 1, os.getpid(), "host
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    redis = EmbeddedRedis(tmp_path / "redis")
-    redis.start()
-    redis.wait_ready(20)
-    yield redis
-    redis.stop()
+    with ready(EmbeddedRedis(tmp_path / "redis")) as redis:
+        yield redis
 
 
 @contextmanager
@@ -140,11 +137,8 @@ def test_entries_outlive_redis_and_are_announced_again_when_it_is_back(
 def test_an_announcer_started_before_redis_announces_when_redis_comes(tmp_path: Path) -> None:
     port = free_port()
     with announced(f"redis://127.0.0.1:{port}/0"):
-        redis = EmbeddedRedis(tmp_path / "redis", port)
-        redis.start()
-        redis.wait_ready(20)
-        eventually(lambda: read_directory(redis.url, STACK) == [ENTRY], timeout_s=20)
-    redis.stop()
+        with ready(EmbeddedRedis(tmp_path / "redis", port)) as redis:
+            eventually(lambda: read_directory(redis.url, STACK) == [ENTRY])
 
 
 def test_an_entry_that_cannot_be_made_is_tried_again(server: EmbeddedRedis) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +25,6 @@ from tests.tiny_release import SCHEMA, write_tiny_release
 INT8, FP32 = "onnxruntime-cpu:int8", "onnxruntime-cpu:fp32"
 STACK = "faults"
 CALLERS = 6
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
-    server.start()
-    server.wait_ready()
-    yield server.url
-    server.stop()
 
 
 @pytest.fixture
@@ -135,11 +126,11 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [not_finite, flipped, cut, Path.unlink])
 def test_a_file_damaged_after_it_was_verified_is_not_served(
-    release: Release, redis: str, tmp_path: Path, damage: Callable[[Path], None]
+    release: Release, redis: EmbeddedRedis, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(release.path / "rerank/bst.int8-cpu.onnx")
 
-    with Replica(release, redis, tmp_path / "run") as replica:
+    with Replica(release, redis.url, tmp_path / "run") as replica:
         replica.answers_from(FP32)
         entry = eventually(replica.entry)
 
@@ -151,9 +142,9 @@ def test_a_file_damaged_after_it_was_verified_is_not_served(
 
 @pytest.mark.parametrize("damage", [not_finite, cut, Path.unlink])
 def test_an_engine_that_dies_under_load_and_cannot_be_had_again_is_replaced_and_no_request_fails(
-    release: Release, redis: str, tmp_path: Path, damage: Callable[[Path], None]
+    release: Release, redis: EmbeddedRedis, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    with Replica(release, redis, tmp_path / "run") as replica:
+    with Replica(release, redis.url, tmp_path / "run") as replica:
         replica.answers_from(INT8)
         damage(release.path / "rerank/bst.int8-cpu.onnx")
         replica.engines[0].close()
@@ -166,10 +157,12 @@ def test_an_engine_that_dies_under_load_and_cannot_be_had_again_is_replaced_and_
     assert entry.meta["engines_ready"] == [FP32]
 
 
-def test_an_engine_that_was_repaired_serves_again_after_its_pause(release: Release, redis: str, tmp_path: Path) -> None:
+def test_an_engine_that_was_repaired_serves_again_after_its_pause(
+    release: Release, redis: EmbeddedRedis, tmp_path: Path
+) -> None:
     model = release.path / "rerank/bst.int8-cpu.onnx"
     whole = model.read_bytes()
-    with Replica(release, redis, tmp_path / "run") as replica:
+    with Replica(release, redis.url, tmp_path / "run") as replica:
         not_finite(model)
         replica.engines[0].close()
         replica.answers_from(FP32)
@@ -181,9 +174,9 @@ def test_an_engine_that_was_repaired_serves_again_after_its_pause(release: Relea
 
 
 def test_when_both_engines_die_at_once_one_is_opened_afresh_and_no_request_fails(
-    release: Release, redis: str, tmp_path: Path
+    release: Release, redis: EmbeddedRedis, tmp_path: Path
 ) -> None:
-    with Replica(release, redis, tmp_path / "run") as replica:
+    with Replica(release, redis.url, tmp_path / "run") as replica:
         first, second = replica.engines
         for engine in (first, second):
             not_finite(release.path / "rerank/bst.int8-cpu.onnx")
@@ -200,11 +193,11 @@ def _lost() -> None:
 
 
 def test_a_replica_whose_engine_does_not_come_back_asks_to_be_replaced(
-    release: Release, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    release: Release, redis: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_ranker.rank_server.STUCK_S", 0.05)
     hangs = threading.Event()
-    with Replica(release, redis, tmp_path / "run") as replica:
+    with Replica(release, redis.url, tmp_path / "run") as replica:
         replica.server.check()
         engine = replica.engines[0]
         run = engine.run

@@ -17,15 +17,13 @@ from infra.embedded import EmbeddedRedis
 from infra.errors import RedisUnavailable
 from infra.redis import connect
 from infra.redis_line import RedisLine
+from tests.support import ready
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    redis = EmbeddedRedis(tmp_path)
-    redis.start()
-    redis.wait_ready()
-    yield redis
-    redis.stop()
+    with ready(EmbeddedRedis(tmp_path)) as redis:
+        yield redis
 
 
 def command(*parts: str | int) -> bytes:
