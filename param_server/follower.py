@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 # Of 64 numbers each: about two milliseconds. What is larger came as one record and is seen as one.
 _MOST_ROWS_TOGETHER = 8192
+_LEAST_ROWS_TOGETHER = 1024
+# A table whose pages are still to be copied takes ten times as long; what took this many budgets is halved next time.
+_LONG = 4.0
 _APPLIED = metrics.UPDATE_ROWS.labels("applied")
 _STALE = metrics.UPDATE_ROWS.labels("stale")
 _REFUSED = metrics.UPDATE_ROWS.labels("refused")
@@ -54,6 +57,7 @@ class Follower:
         self._highwater: Mapping[int, int] = {}
         self._caught_up_us = clock.now_us()
         self._behind = True
+        self._rows_together = _MOST_ROWS_TOGETHER
         self._began: LogState | None = None
         self._counts = {"records": 0, "repeated": 0, "applied": 0, "stale": 0, "refused": 0, "dead_letters": 0}
         self.changed = False
@@ -65,13 +69,15 @@ class Follower:
         self.letters.settle()
         if self._feed.empty or self.letters.full:
             return False
-        start_s = self._clock.monotonic_s()
-        while not self.letters.full and (item := self._feed.take_run(_MOST_ROWS_TOGETHER)) is not None:
+        start_s = now_s = self._clock.monotonic_s()
+        while not self.letters.full and (item := self._feed.take_run(self._rows_together)) is not None:
             if isinstance(item, LogChange):
                 self._follow(item)
             else:
                 self._apply(item)
-            if self._clock.monotonic_s() - start_s >= budget_s:
+            before_s, now_s = now_s, self._clock.monotonic_s()
+            self._rows_together = _rows_to_join(self._rows_together, now_s - before_s, budget_s)
+            if now_s - start_s >= budget_s:
                 break
         self.changed = True
         self.watermark_us = self._watermark_us()
@@ -188,3 +194,10 @@ class Follower:
         behind = [at.event_time_us for p, at in self._progress.items() if lag[p]]
         times = [min(behind)] if behind else [at.event_time_us for at in self._progress.values()]
         return max(self._created_us, *times) if times else self._created_us
+
+
+def _rows_to_join(rows: int, took_s: float, budget_s: float) -> int:
+    """How many rows of neighbouring records to apply together, after as many as `rows` took some time."""
+    if took_s > _LONG * budget_s:
+        return max(rows // 2, _LEAST_ROWS_TOGETHER)
+    return min(rows * 2, _MOST_ROWS_TOGETHER) if took_s < _LONG / 2 * budget_s else rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from param_server.contract import BadRecord
 from param_server.deadletter import FULL_AT, DeadLetters
 from param_server.feed import Feed, Gap, LogChange
@@ -63,6 +65,24 @@ def test_a_step_ends_with_its_budget_but_always_gets_on() -> None:
     assert value_of(table, KEYS[0]) == 0.0
     assert follower.step(0.002)
     assert value_of(table, KEYS[0]) == 2.0
+
+
+def test_fewer_neighbours_are_applied_together_while_a_table_is_slow() -> None:
+    clock = SteppingClock(step_s=0.02)
+    follower, feed, _, _ = a_follower(clock=clock)
+    offsets = itertools.count()
+
+    def applied_by_a_step() -> int:
+        before = follower.log_state().positions[0].offset
+        while before + 9 > (offset := next(offsets)):
+            feed.put(a_record(a_batch([KEYS[0]] * 1000), offset=offset))
+        feed.put(a_record(a_batch([KEYS[0]] * 1000), offset=offset))
+        follower.step(0.002)
+        return follower.log_state().positions[0].offset - before
+
+    assert [applied_by_a_step() for _ in range(5)] == [8, 4, 2, 1, 1]
+    clock.step_s = 0.003
+    assert [applied_by_a_step() for _ in range(4)] == [1, 2, 4, 8]
 
 
 def test_an_idle_step_changes_nothing() -> None:
