@@ -60,6 +60,11 @@ def follower(store: GrayStore, arms: Arms, name: str = "gw", *, loaded: tuple[st
     return Follower(store, arms, name, load, CLOCK)
 
 
+def lasting_arms() -> Arms:
+    """Arms whose lease does not end while a busy machine goes through a test."""
+    return Arms("a", lease_s=3600.0)
+
+
 def assigned_to(arms: Arms, user: str) -> str:
     return arms.assign(user_id=user, session_id=None, request_id="").arm
 

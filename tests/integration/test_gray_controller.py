@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from reranker.gray.arms import Arms
 from reranker.gray.controller import Controller
 from reranker.gray.store import GrayStore
 from reranker.gray.tally import Outcome
-from tests.integration.gray_redis import CLOCK, FINE, assigned_to, follower, started, with_store
+from tests.integration.gray_redis import CLOCK, FINE, assigned_to, follower, lasting_arms, started, with_store
+
+
+@pytest.fixture(autouse=True)
+def leaders_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader's lease outlasts a test, however slow the machine."""
+    monkeypatch.setattr("reranker.gray.store.LEASE_S", 3600.0)
 
 
 async def served(store: GrayStore, arms: Arms, outcome: Outcome, n: int = 4000) -> None:
@@ -21,7 +29,7 @@ async def served(store: GrayStore, arms: Arms, outcome: Outcome, n: int = 4000) 
 
 def test_a_good_release_goes_up_step_by_step_and_no_step_twice(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms, leaders = Arms("a"), [Controller(store, token, CLOCK) for token in ("one", "two")]
+        arms, leaders = lasting_arms(), [Controller(store, token, CLOCK) for token in ("one", "two")]
         await started(store)
         await follower(store, arms).look()
         assert await store.lead("one")
@@ -46,7 +54,7 @@ def test_a_good_release_goes_up_step_by_step_and_no_step_twice(url: str) -> None
 
 def test_a_bad_release_is_aborted_with_the_reason_in_the_log(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms, leader = Arms("a"), Controller(store, "one", CLOCK)
+        arms, leader = lasting_arms(), Controller(store, "one", CLOCK)
         await started(store)
         await follower(store, arms).look()
         assert await store.lead("one")

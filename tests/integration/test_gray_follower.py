@@ -9,15 +9,14 @@ import pytest
 from infra.errors import RedisUnavailable
 from infra.redis import connect
 from infra.tasks import ended
-from reranker.gray.arms import Arms
 from reranker.gray.state import change
 from reranker.gray.store import Ack, GrayStore
-from tests.integration.gray_redis import assigned_to, control, follower, started, until, with_store
+from tests.integration.gray_redis import assigned_to, control, follower, lasting_arms, started, until, with_store
 
 
 def test_a_gateway_follows_a_change_at_once_and_says_so(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms, other = Arms("a"), GrayStore(url, "t", "a")
+        arms, other = lasting_arms(), GrayStore(url, "t", "a")
         following = asyncio.create_task(follower(other, arms).run())
         try:
             await until(lambda: arms.split.version == 0 and other._pubsub is not None)
@@ -34,7 +33,7 @@ def test_a_gateway_follows_a_change_at_once_and_says_so(url: str) -> None:
 
 def test_a_change_is_acknowledged_after_the_last_reply_of_the_older_split(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms = Arms("a")
+        arms = lasting_arms()
         current = await started(store)
         await follower(store, arms).look()
         user = next(f"u{i}" for i in range(1000) if assigned_to(arms, f"u{i}") == "candidate")
@@ -56,7 +55,7 @@ def test_a_change_is_acknowledged_after_the_last_reply_of_the_older_split(url: s
 
 def test_a_redis_that_lost_its_last_change_brings_nothing_back(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms, operator = Arms("a"), control(store, "gw")
+        arms, operator = lasting_arms(), control(store, "gw")
         running = await started(store)
         following = follower(store, arms)
         assert running.release is not None
@@ -78,7 +77,7 @@ def test_a_redis_that_lost_its_last_change_brings_nothing_back(url: str) -> None
 
 def test_a_split_with_a_release_that_is_not_loaded_is_not_followed(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms = Arms("a")
+        arms = lasting_arms()
         await started(store)
         await follower(store, arms, loaded=("a",)).look()
 
@@ -90,7 +89,7 @@ def test_a_split_with_a_release_that_is_not_loaded_is_not_followed(url: str) -> 
 
 def test_while_redis_is_away_the_split_stands_still(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms = Arms("a")
+        arms = lasting_arms()
         await started(store)
         await follower(store, arms).look()
         nowhere = GrayStore("redis://127.0.0.1:1", "t", "a")

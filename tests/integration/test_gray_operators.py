@@ -16,12 +16,12 @@ from reranker.gray.plan import Plan
 from reranker.gray.split import SplitPlan
 from reranker.gray.state import TransitionRefused, change
 from reranker.gray.store import Ack, GrayStore, Trouble
-from tests.integration.gray_redis import CLOCK, PLAN, control, follower, sound, started, with_store
+from tests.integration.gray_redis import CLOCK, PLAN, control, follower, lasting_arms, sound, started, with_store
 
 
 def test_an_operator_starts_pauses_and_aborts(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms, operator = Arms("a"), control(store, "gw")
+        arms, operator = lasting_arms(), control(store, "gw")
         await operator.create(PLAN, who="ann", verify=sound)
         with pytest.raises(NotReady, match="gateway gw"):
             await operator.act("g", "start", who="ann", why="", if_match=None)
@@ -105,7 +105,7 @@ def test_a_start_waits_for_every_tier(url: str) -> None:
 
 def test_an_acknowledgement_waits_through_a_moment_without_redis(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        arms, operator = Arms("a"), control(store, "gw")
+        arms, operator = lasting_arms(), control(store, "gw")
         current = await started(store)
         await follower(store, arms).look()
         found, tries = store.acks, [0]
@@ -126,7 +126,7 @@ def test_a_gateway_that_left_the_directory_a_moment_ago_is_waited_for_and_one_th
     url: str,
 ) -> None:
     async def body(store: GrayStore) -> None:
-        arms, operator = Arms("a"), control(store)
+        arms, operator = lasting_arms(), control(store)
         await started(store)
         await follower(store, arms, "stopped").look()
         current = await store.current()

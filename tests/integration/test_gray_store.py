@@ -7,13 +7,12 @@ import asyncio
 import pytest
 
 from infra.redis import connect
-from reranker.gray.arms import Arms
 from reranker.gray.audit import split_at, verify_chain
 from reranker.gray.split import SplitPlan
 from reranker.gray.state import change
 from reranker.gray.store import Conflict, GrayStore
 from reranker.gray.tally import Sample
-from tests.integration.gray_redis import CLOCK, FINE, started, with_store
+from tests.integration.gray_redis import CLOCK, FINE, lasting_arms, started, with_store
 
 
 def test_what_was_committed_is_in_force_and_in_the_log(url: str) -> None:
@@ -52,7 +51,9 @@ def test_of_two_changes_on_the_same_version_one_is_refused(url: str) -> None:
     with_store(url, body)
 
 
-def test_a_leader_that_lost_its_lease_changes_nothing(url: str) -> None:
+def test_a_leader_that_lost_its_lease_changes_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reranker.gray.store.LEASE_S", 3600.0)
+
     async def body(store: GrayStore) -> None:
         read = await started(store)
         assert read.release is not None
@@ -83,7 +84,7 @@ def test_another_takes_over_within_three_seconds_of_a_dead_leader(url: str) -> N
 
 def test_counts_of_all_gateways_add_up_and_units_are_counted_once(url: str) -> None:
     async def body(store: GrayStore) -> None:
-        one, other = Arms("a"), Arms("a")
+        one, other = lasting_arms(), lasting_arms()
         split = (await started(store)).split
         assert split is not None
         for arms in (one, other):
