@@ -13,8 +13,11 @@ from infra.logs import configure_logging
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, factory = root.handlers[:], root.level, logging.getLogRecordFactory()
+    # Ray, if another test has loaded it, makes records that have its field already.
+    logging.setLogRecordFactory(logging.LogRecord)
     yield
+    logging.setLogRecordFactory(factory)
     root.handlers[:] = handlers
     root.setLevel(level)
 
