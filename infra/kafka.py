@@ -107,7 +107,7 @@ class LogConsumer(GuardedReader):
                 consumer.assign([kafka.TopicPartition(self._topic, p) for p in self._next])
                 for partition, offset in self._next.items():
                     consumer.seek(kafka.TopicPartition(self._topic, partition), offset)
-                if not (consumer.partitions_for_topic(self._topic) or set()).issuperset(self._next):
+                if not _partitions(consumer, self._topic, timeout_s).issuperset(self._next):
                     raise LogUnavailable(f"log: {self._bootstrap} lacks topic {self._topic} or some of its partitions")
             except BaseException:
                 consumer.close(autocommit=False)
@@ -232,6 +232,15 @@ class _ProducerLink:
         self._broken |= "Producer" in f"{type(error).__name__} {error}"
         self._broken |= isinstance(error, kafka_errors.OutOfOrderSequenceNumberError)
         return _our_error(self._bootstrap, error)
+
+
+def _partitions(consumer: Any, topic: str, timeout_s: float) -> set[int]:
+    """Of a topic, asked for with a limit: kafka-python's own question has none, and would wait for ever for an answer
+    that went astray. Raises KafkaTimeoutError."""
+    cluster, manager = consumer._cluster, consumer._manager
+    if cluster.partitions_for_topic(topic) is None:
+        manager.run(manager.wait_for, cluster.request_update(), timeout_s * 1000)
+    return cluster.partitions_for_topic(topic) or set()
 
 
 class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]

@@ -7,6 +7,7 @@ partition until the reader has seeked.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Protocol
 from infra.errors import LogUnavailable, Permanent, TrirankError
 from infra.fetch_wait import HOLD_MS, fetch_wait_ms
 
+logger = logging.getLogger(__name__)
+
 TIMEOUT_S = 3.0
 # A broker that is busy (starting beside everything else, say) may need longer than that to let a client in: each failed
 # attempt is followed by one twice as patient. No longer than this, because nobody can be stopped during an attempt.
@@ -22,6 +25,10 @@ _MOST_PATIENT_S = 10.0
 
 # Cluster ids of brokers that keep their log in memory: the embedded one, and that program's own default.
 MEMORY_CLUSTER_PREFIXES = ("trirank-memory-", "tansu")
+
+# A client that has no connection for so long, or whose questions go unanswered, is replaced by a new one: the broker
+# may be away, but the client may also have lost itself.
+_GIVEN_UP_AFTER_S = 15.0
 
 _STARVED_AFTER_WAITS = 5
 _STARVED_FOR_S = 60.0
@@ -143,6 +150,7 @@ class GuardedReader:
         self._hold_ms, self._wait_ms, self._starved = hold_ms, 0, 0
         self._starved_s = self._progress_s = 0.0
         self._patience_s = TIMEOUT_S
+        self._heard_s = 0.0
 
     def _connect(self, timeout_s: float) -> LogLink:
         """Connect and seek to `self._next`. Raises LogUnavailable when broker or topic are not there."""
@@ -157,6 +165,7 @@ class GuardedReader:
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENT_S)
             raise
         self._patience_s = TIMEOUT_S
+        self._heard_s = time.monotonic()
         self._check_identity()
         self._tune_wait(idle=False)
 
@@ -177,6 +186,7 @@ class GuardedReader:
         records are gone, at every call until `seek`; nothing is read meanwhile. Raises LogUnavailable.
         """
         self._raise_gap()
+        self._mind_link()
         try:
             fetched = self._fetch(timeout_s, max_records)
             if not fetched:
@@ -241,6 +251,21 @@ class GuardedReader:
         """Forget what was fetched and not returned."""
         for partition, offset in self._next.items():
             self._link.seek(partition, offset)
+
+    def _mind_link(self) -> None:
+        """Replace a link that has stood still for too long."""
+        connections, now_s = self._link.connections(), time.monotonic()
+        if connections and all(c in self._verified for c in connections) and self.highwater():
+            self._heard_s = now_s
+        elif now_s - self._heard_s > _GIVEN_UP_AFTER_S:
+            self._heard_s = now_s
+            try:
+                link = self._connect(TIMEOUT_S)
+            except LogUnavailable:
+                return
+            logger.warning("a client of the log stood still and is replaced", extra={"topic": self._topic})
+            self._link.close()
+            self._open_link, self._verified, self._wait_ms = link, [], 0
 
     def _raise_gap(self) -> None:
         for gap in self._gaps.values():

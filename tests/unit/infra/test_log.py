@@ -19,8 +19,9 @@ class Log:
         self.begin = 0
         self.records: list[bytes] = []
         self.at = 0
-        self.connection = object()
+        self.connection: object | None = object()
         self.answers = True
+        self.closed = 0
         self.wait_ms = 0
 
     def fetch(self, timeout_s: float, max_records: int) -> dict[int, list[Record]]:
@@ -53,13 +54,13 @@ class Log:
         return self.answers
 
     def connections(self) -> list[object]:
-        return [self.connection]
+        return [] if self.connection is None else [self.connection]
 
     def hold_fetches(self, wait_ms: int) -> None:
         self.wait_ms = wait_ms
 
     def close(self) -> None:
-        return
+        self.closed += 1
 
 
 class Reader(GuardedReader):
@@ -105,6 +106,33 @@ def test_a_broker_that_lets_nobody_in_yet_is_given_more_time_each_time(log: Log)
     reader.start()
     reader.start()
     assert reader.waited_s == [3, 6, 10, 10, 10, 3]
+
+
+@pytest.mark.parametrize("lost", ["no connection", "no answer"])
+def test_a_client_that_stands_still_is_replaced_and_goes_on_where_it_was(
+    log: Log, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("infra.log.time.monotonic", lambda: now_s)
+    reader = started(log)
+    assert [r.value for r in reader.poll(0, max_records=1)] == [b"a"]
+    stuck = Log()
+    stuck.records, stuck.at = [b"a"], 1
+    stuck.connection, stuck.answers = (None, True) if lost == "no connection" else (object(), False)
+    reader._open_link = stuck
+    now_s += 14
+    assert reader.poll(0) == []
+    assert (len(reader.waited_s), stuck.closed) == (1, 0)
+    # The broker is away as well: it stays as it is, and is looked at again later.
+    now_s += 2
+    log.answers = False
+    assert reader.poll(0) == []
+    log.answers = True
+    assert reader.poll(0) == []
+    assert (len(reader.waited_s), stuck.closed) == (2, 0)
+    now_s += 16
+    assert [r.value for r in reader.poll(0)] == [b"b", b"c"]
+    assert (len(reader.waited_s), stuck.closed) == (3, 1)
 
 
 def test_records_fetched_over_a_new_connection_count_only_once_the_identity_is_known(log: Log) -> None:
