@@ -122,6 +122,8 @@ def quiet(writers: Sequence[Writer]) -> Iterator[None]:
     """Nobody writes meanwhile."""
     for writer in writers:
         writer.pause()
-    yield
-    for writer in writers:
-        writer.resume()
+    try:
+        yield
+    finally:
+        for writer in writers:
+            writer.resume()

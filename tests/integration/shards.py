@@ -18,6 +18,7 @@ import numpy as np
 
 from infra.deadline import Deadline
 from infra.kafka import LogProducer, ensure_topics
+from infra.logs import configure_logging
 from infra.release import Release, TableRows, read_release, write_release
 from infra.wire.client import WireClient
 from infra.wire.connection import Peer
@@ -109,6 +110,7 @@ def running(config: ShardConfig, release: Release, device: TableDevice = HOST) -
 
 
 def _serve(config: ShardConfig, release: str, answer: Connection) -> None:
+    configure_logging("WARNING")
     shard = Shard(config, read_release(Path(release)))
     answer.send(shard.start())
     signal.pause()
