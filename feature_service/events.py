@@ -227,10 +227,7 @@ class FeedbackLoop:
         gaps, kinds = 0, set[str]()
         while True:
             try:
-                records = reader.poll(0.0 if gaps else _POLL_S, _POLL_RECORDS)
-                # Once for the log, however many partitions it had.
-                self._totals.update(kinds)
-                return gaps, records
+                return gaps, reader.poll(0.0 if gaps else _POLL_S, _POLL_RECORDS)
             except LogGap as gap:
                 reader.seek(gap.partition, gap.resume_at)
                 gaps += 1
@@ -238,7 +235,10 @@ class FeedbackLoop:
                     # This stack begins where the log begins; it has missed nothing.
                     continue
                 kind = "lost" if isinstance(gap, LogLost) else "truncated"
-                kinds.add("log_losses" if kind == "lost" else "log_truncations")
+                # Once for the log, however many partitions it had; at once, as the next look at the log may fail.
+                if kind not in kinds:
+                    kinds.add(kind)
+                    self._totals["log_losses" if kind == "lost" else "log_truncations"] += 1
                 metrics.LOG_GAPS.labels(kind).inc()
                 logger.error("feedback was lost before it could be applied", extra={"kind": kind, "reason": gap})
 
