@@ -24,7 +24,7 @@ from param_server.table.gpu_arrays import Arrays, Dtype, buckets_for, carve, key
 from param_server.table.gpu_capture import GpuCapture, gather, rows_at
 from param_server.table.gpu_graph import LookupGraphs
 from param_server.table.gpu_host import device_of_process, to_device, to_host
-from param_server.table.gpu_topk import best_rows
+from param_server.table.gpu_topk import best_rows, warm
 from param_server.table.gpu_write import Writer
 from param_server.table.kernels import find_kernel, lookup_kernel
 from param_server.table.tier import Entries
@@ -98,12 +98,18 @@ class GpuTable:
         return self._writer
 
     def warm(self, most_keys: int = 4096) -> None:
-        """Compile what lookups and writes call, and capture lookups of up to `most_keys` keys; takes seconds."""
+        """Compile what lookups, recalls and writes call, and capture lookups of up to `most_keys` keys; takes seconds."""
         self.lookup(np.zeros(1, np.int64))
+        self.warm_recall()
         if self._arrays.words.is_cuda:
             self._graphs = LookupGraphs(self.lookup_device, self._dim, most_keys)
             self._graphs.capture()
         self._writer.warm()
+
+    def warm_recall(self) -> None:
+        """Compile what `topk` calls."""
+        warm(self._arrays, self._dim)
+        rows_at(self._arrays, torch.zeros(1, dtype=torch.int64, device=self._arrays.words.device), self._dim)
 
     def lookup(self, keys: I64) -> tuple[F32, Bool]:
         """Return rows f32[n, dim] and found bool[n] for keys i64[n]; a missing key has the default row."""

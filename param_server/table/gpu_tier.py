@@ -82,6 +82,7 @@ class GpuTierTable:
     def warm(self, most_keys: int = 4096) -> None:
         """Compile what is called, and capture visits of up to `most_keys` keys; takes seconds."""
         self._table.writer.warm()
+        self._table.warm_recall()
         self.lookup(np.zeros(1, np.int64))
         self.visit(np.zeros(1, np.int64), 0)
         if self._arrays.words.is_cuda:

@@ -86,6 +86,13 @@ class Scorer:
         return scores
 
 
+def warm(arrays: Arrays, dim: int) -> None:
+    """Compile what `best_rows` calls, for a table that may be empty: what is found is not looked at."""
+    Scorer(arrays, np.ones((1, dim), np.float32)).best(1)
+    first = torch.zeros(1, dtype=torch.int64, device=arrays.words.device)
+    keys_of(arrays.words[first], first, arrays.n_buckets)
+
+
 def best_rows(arrays: Arrays, queries: F32, count: int) -> list[Best]:
     """The `count` best rows, or all there are, for each query f32[q, dim]."""
     found = []

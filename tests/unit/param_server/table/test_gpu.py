@@ -223,10 +223,26 @@ def test_batches_filled_ahead_are_written_one_a_step_in_their_order() -> None:
         assert staging.fill(batch(Op.ASSIGN, np.array([3]), 1), timeout_s=0.01)
 
 
-def test_warming_up_changes_nothing() -> None:
+def test_warming_up_changes_nothing_and_compiles_lookup_and_recall(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_triton()
+    from param_server.table import gpu, gpu_capture, gpu_topk
+
+    launched: set[str] = set()
+    homes = {"lookup_kernel": gpu, "best_kernel": gpu_topk, "score_kernel": gpu_topk, "gather_kernel": gpu_capture}
+    for name, home in homes.items():
+        kernel = getattr(home, name)
+
+        class Noted:
+            def __getitem__(self, grid: object, name: str = name, kernel: object = kernel) -> object:
+                launched.add(name)
+                return kernel[grid]  # type: ignore[index]
+
+        monkeypatch.setattr(home, name, Noted())
     for evicting in (False, True):
         table = make(evicting=evicting)
+        launched.clear()
         table.warm()
+        assert launched == homes.keys()
         assert (table.size, table.tombstones, table.export().keys.size) == (0, 0, 0)
 
 
