@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.nn import functional
 
-from infra.engine.torch_graph import OPERATORS, Attributes, nth
+from infra.engine.torch_operators import OPERATORS, Attributes, nth
 
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Exp")
 _ALONG_AN_AXIS = ("Softmax", "Concat", "Split", "ReduceSum", "ReduceMean", "ReduceMax")

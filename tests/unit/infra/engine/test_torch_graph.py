@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from infra.engine.batch import Features
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.run import EngineUnavailable
-from infra.engine.torch_graph import OPERATORS, module_of, read_module
+from infra.engine.torch_graph import module_of, read_module
+from infra.engine.torch_operators import OPERATORS
 from infra.errors import ReleaseRefused
 from infra.release import Role
 from tests.gpu_release import models
@@ -124,6 +125,10 @@ CASES: list[tuple[str, dict[str, np.ndarray], dict[str, object]]] = [
     ("LayerNormalization", {"scale": SLOPE, "shift": SLOPE}, {"axis": -1, "epsilon": 1e-3}),
     ("Reshape", {"shape": np.array([0, 0, -1])}, {}),
     ("Expand", {"shape": np.array([1, 1, 6])}, {}),
+    ("Expand", {"shape": np.array([1])}, {}),
+    ("CumSum", {"axis": np.array(2)}, {}),
+    ("Slice", {"starts": np.array([-4]), "ends": np.array([2**62]), "axes": np.array([-1])}, {}),
+    ("Slice", {"starts": np.array([0]), "ends": np.array([6]), "axes": np.array([2]), "steps": np.array([2])}, {}),
     ("Gather", {"at": np.array([3, 1])}, {"axis": 2}),
     ("Transpose", {}, {"perm": [0, 1, 2]}),
 ]
