@@ -8,6 +8,7 @@ recording it is the only line that needs CUDA.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import nn
 from infra.engine.batch import Features
 from infra.engine.bucketed import BucketedEngine
 from infra.engine.buckets import Bucket, Grid, Layout, fill
+from infra.engine.fused import fused_ranker
 from infra.engine.run import EngineUnavailable
 from infra.engine.torch_fused import fewer_kernels
 from infra.engine.torch_graph import read_module, widths_of
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from infra.release import Release, Role
 
 F32 = NDArray[np.float32]
+
+_log = logging.getLogger(__name__)
 
 KIND = "cuda-graph"
 # Requests on the GPU at once in one replica.
@@ -48,11 +52,17 @@ def cuda_graph_engine(
     return BucketedEngine(KIND, precision, opens)
 
 
-def open_session(path: Path, device: torch.device, grid: Grid, *, half: bool, compiled: bool = False) -> TorchSession:
-    """The model on a device, with its lanes. Raises EngineUnavailable without that device, ReleaseRefused when the file
-    is no ranker that PyTorch can compute."""
+def open_session(
+    path: Path, device: torch.device, grid: Grid, *, half: bool, compiled: bool = False, fuse: bool = True
+) -> TorchSession:
+    """The model on a device, with its lanes; in half precision as one kernel where there is one for it and `fuse` does
+    not forbid it. Raises EngineUnavailable without that device, ReleaseRefused when the file is no ranker that PyTorch
+    can compute."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineUnavailable("PyTorch sees no CUDA device (no GPU, no driver, or a build of torch for the CPU)")
+    fused = one_kernel(path, device) if half and fuse and device.type == "cuda" else None
+    if fused is not None:
+        return TorchSession(fused, device, torch.float32, widths_of(path), grid)
     module: nn.Module = fewer_kernels(read_module(path, half=half)).to(device)
     if compiled:
         # Left to choose, Dynamo fixes the first shape and frees the axes with the second: a few compilations in all.
@@ -60,25 +70,42 @@ def open_session(path: Path, device: torch.device, grid: Grid, *, half: bool, co
     return TorchSession(module, device, torch.float16 if half else torch.float32, widths_of(path), grid)
 
 
+def one_kernel(path: Path, device: torch.device) -> nn.Module | None:
+    """The model as one kernel that has run here once; None when there is none for it, or it does not compile."""
+    module = fused_ranker(read_module(path))
+    if module is None:
+        return None
+    token_dim, user_dim = widths_of(path)
+    shapes = ((1, 1, token_dim), (1, 1, token_dim), (1, 1), (1, user_dim))
+    try:
+        # Brought to the host: what a GPU refuses is said when it is waited for.
+        module.to(device)(*(torch.zeros(shape, device=device) for shape in shapes)).cpu()
+    except Exception as error:  # noqa: BLE001 - a compiler and a driver raise what they like
+        _log.warning("%s: its kernel cannot be used (%s); it runs operation by operation", path.name, error)
+        return None
+    return module
+
+
 class TorchSession:
-    """The module and its lanes on one device."""
+    """The module, which takes inputs of `kind`, and its lanes on one device."""
 
     def __init__(
         self, module: nn.Module, device: torch.device, kind: torch.dtype, widths: tuple[int, int], grid: Grid
     ) -> None:
         self.widths = widths
-        self._module = module
+        self.module = module
+        self.kind = kind
         self.lanes: Sequence[TorchLane] = [TorchLane(module, device, kind, widths, grid.largest) for _ in range(LANES)]
 
     def memory_bytes(self) -> int:
         """Of weights and static buffers, and what the graphs hold on the GPU."""
-        weights = sum(buffer.nbytes for buffer in self._module.buffers())
+        weights = sum(buffer.nbytes for buffer in self.module.buffers())
         return weights + sum(lane.memory_bytes() for lane in self.lanes)
 
     def close(self) -> None:
         """Drop graphs, buffers and weights."""
         self.lanes = ()
-        self._module = nn.Module()
+        self.module = nn.Module()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -97,7 +124,6 @@ class TorchLane:
         on_gpu = device.type == "cuda"
         self._sent = torch.zeros(most.numbers, pin_memory=on_gpu)
         self._inputs = torch.zeros(most.numbers, device=device)
-        self._scores = torch.zeros(most.scores, device=device)
         self._received = torch.zeros(most.scores, pin_memory=on_gpu)
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._memory = torch.cuda.graph_pool_handle() if on_gpu else None
@@ -136,9 +162,12 @@ class TorchLane:
         return self._work[bucket]
 
     def memory_bytes(self) -> int:
-        """Of buffers and graphs."""
-        buffers = (self._sent, self._inputs, self._scores, self._received)
-        return self._graph_bytes + sum(buffer.nbytes for buffer in buffers)
+        """Of buffers and graphs, on both sides."""
+        return self._graph_bytes + self._inputs.nbytes + self.pinned_bytes()
+
+    def pinned_bytes(self) -> int:
+        """Of the buffers in host memory."""
+        return self._sent.nbytes + self._received.nbytes
 
     def _enqueue(self, layout: Layout) -> None:
         """Copy in, compute, copy out; on a GPU none of it waits."""
@@ -150,8 +179,9 @@ class TorchLane:
             given[offsets[name] : offsets[name] + int(np.prod(shape))].view(shape)
             for name, shape in layout.shapes().items()
         ]
-        self._scores[:scores].copy_(self._module(*inputs).reshape(-1))
-        self._received[:scores].copy_(self._scores[:scores], non_blocking=True)
+        # A copy between host and GPU that changes the type too is made in pieces that wait.
+        made = self._module(*inputs).reshape(-1).float()
+        self._received[:scores].copy_(made, non_blocking=True)
 
     @torch.inference_mode()
     def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
