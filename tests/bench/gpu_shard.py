@@ -1,7 +1,8 @@
-"""`python -m tests.bench.gpu_shard plain|ray`: a whole shard with its tables on a GPU, beside one on the CPU.
+"""`python -m tests.bench.gpu_shard plain|snapshot|ray`: a whole shard with its tables on a GPU, beside one on the CPU.
 
 plain   `Shard` in a process of its own behind its socket, without Ray: 2,000 keys from this process, idle and while
         rows are applied from the log; recall; a snapshot while it serves; a restart from that
+snapshot   the same shard: lookups idle and while one full snapshot is written, and how long that takes; for many rows
 ray     the shards of a stack as Ray actors, each with a part of a GPU: answers, a kill -9 of one under lookups, and the
         time until all rows are there again
 
@@ -196,6 +197,38 @@ async def _plain(
     again.end()
 
 
+def snapshot(given: argparse.Namespace, release: Release, broker: EmbeddedBroker, folder: Path) -> dict[str, Any]:
+    """One shard without Ray, and one snapshot of all its rows."""
+    results: dict[str, Any] = {}
+    ensure_topics(broker.bootstrap, {"snapshot": N_PARTITIONS, "dead": 1})
+    config = shard_config(folder / "snapshot", broker.bootstrap, "snapshot")
+    uvloop.run(_snapshot(given, release, config, results))
+    return results
+
+
+async def _snapshot(given: argparse.Namespace, release: Release, config: ShardConfig, results: dict[str, Any]) -> None:
+    shard = Apart(serve, config, str(release.path), given.device)
+    address, took_s = shard.hear(600)
+    asker = Asker(release, [Peer("shard-0", address, meta={"shard": 0})], 1, N_PARTITIONS)
+    await asker.ready()
+    health = await asker.health()
+    print(f"{given.device}: {health['device']}, {health['tables']}, ready after {took_s:.1f} s", flush=True)
+    await asker.check()
+    idle = await timed(asker.rows, given.seconds)
+    show(results, f"{given.device}, {KEYS} keys, idle", idle)
+    asked = (await asker.wire.call("snapshot", args={"full": True}, deadline=Deadline.after(30))).args["number"]
+    start_s, during = time.perf_counter(), []
+    while (await asker.health())["snapshot"]["answered"] < asked:
+        during += (await timed(asker.rows, 0.5))[1:]
+    results["snapshot s"] = time.perf_counter() - start_s
+    show(results, f"{given.device}, {KEYS} keys while a snapshot is taken", during)
+    gb = given.rows * given.dim * 4 / 1e9
+    ratio = float(np.percentile(during, 99) / np.percentile(idle, 99))
+    print(f"{gb:.1f} GB of rows in {results['snapshot s']:.1f} s; p99 of lookups {ratio:.2f} x idle")
+    await asker.wire.close()
+    shard.end()
+
+
 def under_ray(given: argparse.Namespace, release: Release, broker: EmbeddedBroker, folder: Path) -> dict[str, Any]:
     """The shards of a stack as actors, one of them killed."""
     import ray
@@ -262,10 +295,13 @@ async def _under_ray(
     await asker.wire.close()
 
 
+PARTS = {"plain": plain, "snapshot": snapshot, "ray": under_ray}
+
+
 def main() -> None:
     """Measure what is asked for."""
     options = argparse.ArgumentParser(prog="python -m tests.bench.gpu_shard", description=__doc__)
-    options.add_argument("what", choices=["plain", "ray"], nargs="+")
+    options.add_argument("what", choices=list(PARTS), nargs="+")
     options.add_argument("--device", default="cuda", help="cuda, cuda:n or cpu")
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--dim", type=int, default=64)
@@ -287,7 +323,7 @@ def main() -> None:
         try:
             broker.wait_ready()
             for what in given.what:
-                results[what] = (plain if what == "plain" else under_ray)(given, release, broker, folder)
+                results[what] = PARTS[what](given, release, broker, folder)
         finally:
             broker.stop()
     if given.json:

@@ -37,6 +37,7 @@ from reranker.precisions import (
     make_precisions,
 )
 from reranker.replay import replay
+from tests.bench.precision_requests import write_requests
 
 ANYTHING = Limits(max_auc_loss_pct=np.inf, max_log_loss_rise_pct=np.inf, max_logit_rmse=np.inf, min_overlap_at_20=0.0)
 KINDS = ("uniform", "popularity")
@@ -52,8 +53,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for seed in given.seeds:
             out = (given.keep or Path(folder)) / f"seed-{seed}"
-            _train(given.data, out, seed, given.cache, _taking(found, layers, seed, given.layers))
+            package = _taking(found, layers, seed, given.layers)
+            if given.requests:
+                package = _keeping(given.requests, f"seed-{seed}")
+            _train(given.data, out, seed, given.cache, package)
             print(f"seed {seed}: trained and compared", file=sys.stderr, flush=True)
+    if given.requests:
+        return 0
     print(report(list(found.values())))
     for seed, by_role in layers.items():
         print(f"\nseed {seed}, percentile: log-loss (uniform) % / logit rms / AUC loss (popularity) %")
@@ -112,6 +118,19 @@ def _taking(found: dict[int, Measured], layers: dict[int, Any], seed: int, with_
                 for name, entry in _named(made.report[role], method):
                     measured[role][name] = {**entry, "bytes_fp32": made.report[role]["fp32"]["bytes"]}
         found[seed] = measured
+        return package_release(rankers, timeline, trial, *more, **named)
+
+    return package
+
+
+def _keeping(folder: Path, name: str) -> Callable[..., Release]:
+    """Packaging that also writes models and held-out requests for `tests.bench.gpu_precision`."""
+
+    def package(rankers: Any, timeline: Any, trial: Any, *more: Any, **named: Any) -> Release:
+        folder.mkdir(parents=True, exist_ok=True)
+        for role in ROLES:
+            _export(rankers, role, folder).rename(folder / f"{name}.{role}.onnx")
+        write_requests(folder / f"{name}.npz", rankers, timeline, trial)
         return package_release(rankers, timeline, trial, *more, **named)
 
     return package
@@ -181,6 +200,7 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--layers", action="store_true", help="also tell which layer costs")
     options.add_argument("--cache", type=Path, default=Path(".trirank/cache"), help="download cache (.trirank/cache)")
     options.add_argument("--keep", type=Path, help="keep the releases in this folder")
+    options.add_argument("--requests", type=Path, help="only train, and keep here what tests.bench.gpu_precision takes")
     options.add_argument("--json", type=Path, help="also write everything to this file")
     return options.parse_args()
 
