@@ -208,6 +208,10 @@ class Stack:
                 "RAY_SERVE_LOG_TO_STDERR": "0",
                 # The controller looks at every replica this often; ten times a second is its default.
                 "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+                # Gateways bring their own sockets. With Serve's ingress, which RAY_SERVE_ENABLE_HA_PROXY and
+                # RAY_SERVE_THROUGHPUT_OPTIMIZED turn on, each would be drained for half a minute when it ends.
+                "RAY_SERVE_ENABLE_HA_PROXY": "0",
+                "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
             }
         )
         import ray

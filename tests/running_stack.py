@@ -64,7 +64,7 @@ def trirank(*arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedPr
 
 
 class RunningStack:
-    """`trirank up` in its own home folder and on a free port; `settings` are further TRIRANK_* variables."""
+    """`trirank up` in its own home folder and on a free port; `settings` are further variables."""
 
     def __init__(self, release: Path, home: Path, *options: str, settings: Mapping[str, str] | None = None) -> None:
         self.release = release
