@@ -34,7 +34,7 @@ def release_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(release_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """The whole stack with its embedded Redis and broker, where Ray Serve's fast settings are on: it has to stop in order."""
+    """The whole stack with its embedded Redis and broker; Ray Serve's fast settings must not keep it from stopping."""
     fast = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
     running = RunningStack(release_dir, tmp_path_factory.mktemp("stack"), settings=fast)
     running.start()
