@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, fx, nn
 
-from infra.engine.fused_tile import block_of, padded, power_of_two
+from infra.engine.fused_tile import WIDEST, block_of, padded, power_of_two
 from infra.engine.pattern import Call, Found, Input, Number, Part, Weight, call, linear, match
 
 _HIST, _TARGET, _MASK, _USER = (Input(name) for name in ("hist", "target", "mask", "user"))
@@ -82,9 +82,9 @@ def fused_bst(module: fx.GraphModule) -> FusedBST | None:
 def _takes(found: Found, heads: int) -> bool:
     """Inner widths that are powers of two; those of tokens and users are padded."""
     weights = found.weights
-    dim = weights["query"].shape[0]
+    dim, user = weights["query"].shape[0], weights["head_user"].shape[1]
     inner = (weights["widen"].shape[1], weights["head_block"].shape[1], weights["second"].shape[1])
-    return dim % heads == 0 and dim <= 128 and all(map(power_of_two, inner))
+    return dim % heads == 0 and max(dim, user) <= WIDEST and all(map(power_of_two, inner))
 
 
 class FusedBST(nn.Module):

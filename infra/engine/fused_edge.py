@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, fx, nn
 
-from infra.engine.fused_tile import block_of, padded, power_of_two
+from infra.engine.fused_tile import WIDEST, block_of, padded, power_of_two
 from infra.engine.pattern import ANYTHING, Call, Found, Input, Number, Weight, call, match
 
 _HIST, _TARGET, _MASK, _USER = (Input(name) for name in ("hist", "target", "mask", "user"))
@@ -45,10 +45,12 @@ def _gemm(x: Call, name: str) -> Call:
 def fused_edge(module: fx.GraphModule) -> FusedEdge | None:
     """The module as one kernel when it is an edge MLP whose sizes the kernel takes, else None."""
     found = match(module, formula())
-    if found is None or found.weights["own"].shape[1] > 128:
+    if found is None:
         return None
-    inner = (found.weights[name].shape[0] for name in ("own", "second", "third"))
-    return FusedEdge(found) if all(map(power_of_two, inner)) else None
+    weights = found.weights
+    token, user = weights["own"].shape[1], weights["shared"].shape[1] - weights["own"].shape[1]
+    inner = (weights[name].shape[0] for name in ("own", "second", "third"))
+    return FusedEdge(found) if max(token, user) <= WIDEST and all(map(power_of_two, inner)) else None
 
 
 class FusedEdge(nn.Module):

@@ -5,6 +5,8 @@ from __future__ import annotations
 # Streaming multiprocessors of the GPUs that matter here: 40 (T4) to 132 (H200).
 _PROCESSORS = 132
 _FEW, _MANY = 16, 64
+# Numbers of a token or a user.
+WIDEST = 128
 
 
 def padded(size: int, least: int = 16) -> int:
