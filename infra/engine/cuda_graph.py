@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 F32 = NDArray[np.float32]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 KIND = "cuda-graph"
 # Requests on the GPU at once in one replica.
@@ -81,7 +81,10 @@ def one_kernel(path: Path, device: torch.device) -> nn.Module | None:
         # Brought to the host: what a GPU refuses is said when it is waited for.
         module.to(device)(*(torch.zeros(shape, device=device) for shape in shapes)).cpu()
     except Exception as error:  # noqa: BLE001 - a compiler and a driver raise what they like
-        _log.warning("%s: its kernel cannot be used (%s); it runs operation by operation", path.name, error)
+        logger.warning(
+            "a model's kernel cannot be used, it runs operation by operation",
+            extra={"model": path.name, "reason": str(error)},
+        )
         return None
     return module
 

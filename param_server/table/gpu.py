@@ -98,7 +98,7 @@ class GpuTable:
         return self._writer
 
     def warm(self, most_keys: int = 4096) -> None:
-        """Compile what lookups, recalls and writes call, and capture lookups of up to `most_keys` keys; takes seconds."""
+        """Compile what lookups, recalls and writes call; capture lookups of up to `most_keys` keys. Takes seconds."""
         self.lookup(np.zeros(1, np.int64))
         self.warm_recall()
         if self._arrays.words.is_cuda:
