@@ -341,7 +341,7 @@ def test_any_sequence_of_batches_leaves_the_same_over_tiers(capacity: int, batch
 
 
 @NUMPY_MAY_OVERFLOW
-@settings(deadline=None, max_examples=25)  # each takes a second in Triton's interpreter
+@settings(deadline=None, max_examples=12)  # each takes a second in Triton's interpreter
 @given(capacity=st.integers(1, 16), batches=BATCHES)
 def test_any_sequence_of_batches_leaves_the_same_on_a_gpu(capacity: int, batches: Batches) -> None:
     _compare_with_a_dict(gpu_table(capacity), capacity, batches)

@@ -98,7 +98,7 @@ def steps_of_a_replica(chance: random.Random) -> Iterator[tuple[Any, ...]]:
 
 
 @NUMPY_MAY_OVERFLOW
-@settings(deadline=None, max_examples=4)  # each takes seconds in Triton's interpreter
+@settings(deadline=None, max_examples=2)  # each takes seconds in Triton's interpreter
 @given(warm=st.sampled_from([0, 2]), rules=RULES, log_versions=st.booleans(), seed=st.integers(0, 2**32))
 def test_a_life_with_the_hot_rows_on_a_gpu_shows_only_rows_that_are_current_and_loses_none(
     warm: int, rules: TierRules, log_versions: bool, seed: int

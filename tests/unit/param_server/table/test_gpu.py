@@ -363,7 +363,7 @@ def test_apply_to_an_evicting_table_writes_residents_and_reports_the_rest() -> N
     assert not table.lookup(np.array([3]))[1][0]
 
 
-@settings(deadline=None, max_examples=12)  # each takes a second in Triton's interpreter
+@settings(deadline=None, max_examples=8)  # each takes a second in Triton's interpreter
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 19), st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=14),

@@ -88,7 +88,7 @@ def test_a_visit_keeps_a_row_and_a_lookup_does_not() -> None:
     assert held(table) == [0, *range(2, 9)]
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(
     kind=st.sampled_from(["lru", "lfu", "ttl"]),
     visits=st.lists(st.tuples(st.integers(0, 2**32 - 2), st.lists(st.integers(0, 5), unique=True)), max_size=5),
@@ -173,7 +173,7 @@ SOME = st.lists(st.integers(0, 25), max_size=8, unique=True)
 STEPS = st.lists(st.tuples(st.sampled_from(["upsert", "remove", "visit"]), SOME), max_size=8)
 
 
-@settings(deadline=None, max_examples=5)  # each takes a second in Triton's interpreter
+@settings(deadline=None, max_examples=3)  # each takes a second in Triton's interpreter
 @given(steps=STEPS)
 def test_nothing_is_lost_or_found_twice_whatever_comes_and_goes(steps: list[tuple[str, list[int]]]) -> None:
     table = a_table()
@@ -198,7 +198,7 @@ def test_nothing_is_lost_or_found_twice_whatever_comes_and_goes(steps: list[tupl
         assert table.size == len(model) <= 8
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(before=STEPS, after=STEPS, piece=st.integers(1, 2))
 def test_a_capture_is_the_table_as_it_was_whatever_happens_meanwhile(
     before: list[tuple[str, list[int]]], after: list[tuple[str, list[int]]], piece: int
