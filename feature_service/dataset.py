@@ -1,6 +1,6 @@
 """What training reads: a log of interactions, and what is known of items and users.
 
-`movielens-100k` or a folder of the user's own files (`feature_service.folder`). Refuses a log that no model can be
+Where it comes from, `feature_service.load` says. Refuses a log that no model can be
 learnt from. Invariant: rows are sorted by user, then time; within one user every time is different, because what
 happened in the same instant is set one microsecond apart in its order of appearance.
 """
@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_service.interactions import Interactions
-from infra.errors import InvalidInput
 
 I64 = NDArray[np.int64]
 
-MOVIELENS_100K = "movielens-100k"
 # Shown, not wanted: never part of a history, never something to learn as wanted.
 NOT_WANTED = "impression"
 MAX_CATEGORIES = 32
@@ -69,18 +66,6 @@ class Dataset(Known):
     def interactions(self) -> Interactions:
         """The interactions alone."""
         return Interactions(self.user, self.item, self.ts_us, self.first)
-
-
-def load_dataset(data: str, cache: Path) -> Dataset:
-    """Read `movielens-100k` (fetched once into `cache`) or the folder `data`. Raises InvalidInput."""
-    from feature_service.folder import read_folder
-    from feature_service.movielens import read_movielens
-
-    if data == MOVIELENS_100K:
-        return read_movielens(cache)
-    if Path(data).is_dir():
-        return read_folder(Path(data))
-    raise InvalidInput("data", f"there is no folder {data}; give one, or {MOVIELENS_100K}")
 
 
 def make_dataset(

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from feature_service.dataset import MOVIELENS_100K, Dataset, ItemFacts, make_dataset
+from feature_service.dataset import Dataset, ItemFacts, make_dataset
 from infra.errors import Retryable
 
+MOVIELENS_100K = "movielens-100k"
 WHEEL = "recbole-1.2.1-py3-none-any.whl"
 REQUIREMENT = "recbole==1.2.1"
 SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from edge_ranker.tables import Log, Tables
-from feature_service.dataset import load_dataset
+from feature_service.load import load_dataset
 from feature_service.schema import TABLE_IDS, FeatureSchema, schema_of
 from infra.clock import Clock, SystemClock
 from infra.engine.ranker_contract import check_ranker

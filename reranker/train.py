@@ -21,7 +21,8 @@ from rich.progress import Progress
 
 from edge_ranker.samples import RECALL_SAMPLE
 from edge_ranker.tables import Log, Tables
-from feature_service.dataset import Known, load_dataset
+from feature_service.dataset import Known
+from feature_service.load import load_dataset
 from feature_service.parts import LogParts
 from feature_service.schema import FeatureSchema
 from feature_service.spill import spill

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from feature_service.dataset import load_dataset
+from feature_service.load import load_dataset
 from feature_service.schema import TABLE_IDS, FeatureSchema
 from infra.clock import Clock, SystemClock
 from infra.engine.export import export_ranker

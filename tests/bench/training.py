@@ -28,7 +28,8 @@ from edge_ranker.loader import Loader
 from edge_ranker.loader import Sequence as Batches
 from edge_ranker.samples import Batch
 from edge_ranker.tables import Tables
-from feature_service.dataset import Dataset, ItemFacts, load_dataset
+from feature_service.dataset import Dataset, ItemFacts
+from feature_service.load import load_dataset
 from infra.clock import SystemClock
 from reranker.amp import choose_precision, has_bf16
 from reranker.descent import PARTS, Descent

@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 
 from edge_ranker.tables import Tables
-from feature_service.dataset import load_dataset
+from feature_service.load import load_dataset
 from infra.clock import SystemClock
 from reranker.amp import choose_precision, has_bf16
 from reranker.architectures import rerank_architecture

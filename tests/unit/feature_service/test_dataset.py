@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_service.dataset import Dataset, ItemFacts, load_dataset, make_dataset
+from feature_service.dataset import Dataset, ItemFacts, make_dataset
+from feature_service.load import load_dataset
 from infra.errors import InvalidInput
 
 events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 20)), min_size=1, max_size=60)
