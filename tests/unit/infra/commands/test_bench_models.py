@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from feature_service.schema import FeatureSchema
+from infra.commands import bench_models
 from infra.commands.bench import app
+from infra.commands.bench_models import GPU_PEER, PEER
 from infra.errors import InvalidInput
-from infra.release import Release
+from infra.release import Release, Role
 from tests.tiny_release import write_tiny_release
 
 QUICK = ("--seconds", "0.1", "--shapes", "1x3x5")
@@ -41,6 +45,40 @@ def test_every_engine_that_agrees_is_measured_beside_the_peer(release: Release, 
     assert all(one["file_bytes"] > 0 and one["memory_bytes"] > 0 for one in report["engines"])
     assert report["unavailable"]["rerank aotinductor:fp32"].startswith("unavailable: ")
     assert all(name in chart.read_text() for name in engines)
+
+
+@pytest.mark.parametrize(
+    ("on_a_gpu", "peers"),
+    [
+        (["onnxruntime-cpu:fp32"], [GPU_PEER, PEER]),
+        (["onnxruntime-cpu:int8", "onnxruntime-cpu:fp32"], [GPU_PEER]),
+        ([], [PEER]),
+    ],
+)
+def test_an_engine_on_a_gpu_is_compared_with_the_peer_on_that_gpu(
+    release: Release, monkeypatch: pytest.MonkeyPatch, on_a_gpu: list[str], peers: list[str]
+) -> None:
+    devices = []
+
+    def peer(_role: Role, _schema: FeatureSchema, _batch: object, device: str) -> Callable[[], object]:
+        devices.append(device)
+        return lambda: sum(range(200_000 if device == "cuda" else 200))
+
+    monkeypatch.setattr(bench_models, "_peer", peer)
+    monkeypatch.setattr(bench_models, "_has_cuda", lambda: True)
+    monkeypatch.setattr(bench_models, "on_gpu", lambda names: names[0] in on_a_gpu)
+    named = ["onnxruntime-cpu:int8", "onnxruntime-cpu:fp32"]
+
+    done = run("--release", str(release.path), *QUICK, "--role", "rerank", "--engines", ",".join(named), "--json")
+
+    assert done.exit_code == 0, done.output
+    rows = {row["engine"]: row for row in json.loads(done.stdout)["rows"]}
+    assert list(rows) == [*named, *peers]
+    assert devices == ["cuda" if one == GPU_PEER else "cpu" for one in peers]
+    for name in named:
+        measure, of = ("p50_ms", GPU_PEER) if name in on_a_gpu else ("cpu_p50_ms", PEER)
+        ratio = rows[of]["timing"][measure] / rows[name]["timing"][measure]
+        assert rows[name]["times_faster"] == pytest.approx(ratio)
 
 
 def test_the_table_has_the_engines_that_were_named_and_no_others(release: Release) -> None:
