@@ -207,15 +207,22 @@ def _described(timeline: Timeline, events: I64) -> dict[str, str | int | float]:
     return known
 
 
+def compared_requests(timeline: Timeline, trial: Trial, most: int) -> tuple[I64, dict[str, I64], I64]:
+    """Events of the trial i64[R], R about `most`; their negatives i64[R, n] of each kind; all candidates of each, the
+    item that was taken first."""
+    # The trial is in order of user, and its events come evenly from all of them: every n-th keeps that.
+    every = max(1, -(-trial.events.size // most))
+    events = trial.events[::every]
+    negatives: dict[str, I64] = {kind: items[::every, :COMPARED_NEGATIVES] for kind, items in trial.negatives.items()}
+    candidates: I64 = np.concatenate((timeline.dataset.item[events][:, None], *negatives.values()), axis=1)
+    return events, negatives, candidates
+
+
 def _score(
     rankers: Rankers, timeline: Timeline, trial: Trial, made: Mapping[Role, _Made], rules: Rules
 ) -> dict[Role, dict[Precision, Scored | str]]:
     """Logits of every file on the first requests of the trial, or why it gave none."""
-    # The trial is in order of user, and its events come evenly from all of them: every n-th keeps that.
-    every = max(1, -(-trial.events.size // rules.compared_requests))
-    events = trial.events[::every]
-    negatives = {kind: items[::every, :COMPARED_NEGATIVES] for kind, items in trial.negatives.items()}
-    candidates = np.concatenate((timeline.dataset.item[events][:, None], *negatives.values()), axis=1)
+    events, negatives, candidates = compared_requests(timeline, trial, rules.compared_requests)
     engines = {
         (role, precision): OnnxEngine(file)
         for role in ROLES

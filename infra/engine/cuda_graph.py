@@ -1,6 +1,7 @@
 """PyTorch under CUDA graphs, one per shape bucket: the engine of a GPU that has no TensorRT engine (an H200, say).
 
-The model is the release's FP32 ONNX file, in half precision unless FP32 is asked for. A lane copies its pinned buffer
+The model is the release's FP32 ONNX file: as one kernel where there is one for it (`fused.py`), or operation by
+operation, in half precision unless FP32 is asked for. A lane copies its pinned buffer
 to the GPU, computes and copies the scores back; all of that is captured once per bucket and replayed as one launch.
 Refuses a machine without a CUDA device. Invariant: on the CPU (tests) the same lane runs the same work uncaptured;
 recording it is the only line that needs CUDA.
@@ -8,7 +9,6 @@ recording it is the only line that needs CUDA.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 F32 = NDArray[np.float32]
 
-logger = logging.getLogger(__name__)
-
 KIND = "cuda-graph"
+KERNEL_KIND = "cuda-kernel"
 # Requests on the GPU at once in one replica.
 LANES = 2
 # Runs before a capture: libraries choose their kernels and allocate their workspaces in them.
@@ -52,17 +51,24 @@ def cuda_graph_engine(
     return BucketedEngine(KIND, precision, opens)
 
 
-def open_session(
-    path: Path, device: torch.device, grid: Grid, *, half: bool, compiled: bool = False, fuse: bool = True
-) -> TorchSession:
-    """The model on a device, with its lanes; in half precision as one kernel where there is one for it and `fuse` does
-    not forbid it. Raises EngineUnavailable without that device, ReleaseRefused when the file is no ranker that PyTorch
-    can compute."""
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EngineUnavailable("PyTorch sees no CUDA device (no GPU, no driver, or a build of torch for the CPU)")
-    fused = one_kernel(path, device) if half and fuse and device.type == "cuda" else None
-    if fused is not None:
-        return TorchSession(fused, device, torch.float32, widths_of(path), grid)
+def cuda_kernel_engine(release: Release, role: Role, *, device: str = "cuda") -> BucketedEngine:
+    """The engine of a role whose model is one kernel, in FP16; it loads when asked to."""
+    path = release.path / release.manifest.models[role]["fp32"]
+    return BucketedEngine(KERNEL_KIND, "fp16", partial(open_kernel_session, path, torch.device(device)))
+
+
+def open_kernel_session(path: Path, device: torch.device, grid: Grid) -> TorchSession:
+    """The model as one kernel, which takes and gives FP32. Raises EngineUnavailable without that device or when no
+    kernel computes the model, ReleaseRefused when the file is no ranker; preparing a lane raises what Triton raises
+    when it cannot compile."""
+    _require(device)
+    return TorchSession(fused_ranker(read_module(path)).to(device), device, torch.float32, widths_of(path), grid)
+
+
+def open_session(path: Path, device: torch.device, grid: Grid, *, half: bool, compiled: bool = False) -> TorchSession:
+    """The model operation by operation, with its lanes. Raises EngineUnavailable without that device, ReleaseRefused
+    when the file is no ranker that PyTorch can compute."""
+    _require(device)
     module: nn.Module = fewer_kernels(read_module(path, half=half)).to(device)
     if compiled:
         # Left to choose, Dynamo fixes the first shape and frees the axes with the second: a few compilations in all.
@@ -70,23 +76,9 @@ def open_session(
     return TorchSession(module, device, torch.float16 if half else torch.float32, widths_of(path), grid)
 
 
-def one_kernel(path: Path, device: torch.device) -> nn.Module | None:
-    """The model as one kernel that has run here once; None when there is none for it, or it does not compile."""
-    module = fused_ranker(read_module(path))
-    if module is None:
-        return None
-    token_dim, user_dim = widths_of(path)
-    shapes = ((1, 1, token_dim), (1, 1, token_dim), (1, 1), (1, user_dim))
-    try:
-        # Brought to the host: what a GPU refuses is said when it is waited for.
-        module.to(device)(*(torch.zeros(shape, device=device) for shape in shapes)).cpu()
-    except Exception as error:  # noqa: BLE001 - a compiler and a driver raise what they like
-        logger.warning(
-            "a model's kernel cannot be used, it runs operation by operation",
-            extra={"model": path.name, "reason": str(error)},
-        )
-        return None
-    return module
+def _require(device: torch.device) -> None:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineUnavailable("PyTorch sees no CUDA device (no GPU, no driver, or a build of torch for the CPU)")
 
 
 class TorchSession:
@@ -157,7 +149,7 @@ class TorchLane:
             else:
                 self._work[bucket]()
         except RuntimeError as error:
-            raise Permanent(f"{KIND}: {error}") from error
+            raise Permanent(f"PyTorch: {error}") from error
         return self._received.numpy()[: bucket.batch * bucket.candidates].reshape(bucket.batch, bucket.candidates)
 
     def work(self, bucket: Bucket) -> Callable[[], None]:

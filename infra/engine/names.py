@@ -11,6 +11,7 @@ from collections.abc import Iterable
 KINDS: dict[str, tuple[str, ...]] = {
     "tensorrt": ("int8", "fp16"),
     "tensorrt-rtx": ("int8", "fp16"),
+    "cuda-kernel": ("fp16",),
     "cuda-graph": ("fp16", "fp32"),
     "aotinductor": ("fp32",),
     "onnxruntime-cpu": ("int8", "fp32"),
@@ -18,7 +19,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-_ON_GPU = frozenset({"tensorrt", "tensorrt-rtx", "cuda-graph"})
+_ON_GPU = frozenset({"tensorrt", "tensorrt-rtx", "cuda-kernel", "cuda-graph"})
 
 
 def engine_name(kind: str, precision: str) -> str:

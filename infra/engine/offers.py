@@ -58,6 +58,13 @@ def _cuda_graph(release: Release, folder: Path, role: Role, precision: str) -> E
     return cuda_graph_engine(release, folder, role, precision)
 
 
+def _cuda_kernel(release: Release, folder: Path, role: Role, precision: str) -> Engine:
+    require_driver()
+    from infra.engine.cuda_graph import cuda_kernel_engine
+
+    return cuda_kernel_engine(release, role)
+
+
 def _onnxruntime_cpu(release: Release, folder: Path, role: Role, precision: str) -> Engine:
     from infra.engine.onnx_cpu import OnnxEngine
 
@@ -88,6 +95,7 @@ def _model(release: Release, role: Role, precision: Precision) -> Path:
 MAKERS: dict[str, tuple[Maker, bool]] = {
     "tensorrt": (_tensorrt, True),
     "tensorrt-rtx": (_tensorrt_rtx, True),
+    "cuda-kernel": (_cuda_kernel, True),
     "cuda-graph": (_cuda_graph, True),
     "aotinductor": (_aotinductor, True),
     "onnxruntime-cpu": (_onnxruntime_cpu, False),

@@ -33,8 +33,8 @@ class Engine(Protocol):
 
     @property
     def kind(self) -> str:
-        """The value of the `engine` label: "tensorrt", "tensorrt-rtx", "cuda-graph", "aotinductor",
-        "onnxruntime-cpu" or "torch-cpu"."""
+        """The value of the `engine` label: "tensorrt", "tensorrt-rtx", "cuda-kernel", "cuda-graph",
+        "aotinductor", "onnxruntime-cpu" or "torch-cpu"."""
 
     @property
     def precision(self) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 import time
@@ -34,7 +35,7 @@ from edge_ranker.model import EdgeMLP
 from infra.engine.batch import Features
 from infra.engine.bucketed import BucketedEngine
 from infra.engine.buckets import Grid
-from infra.engine.cuda_graph import LANES, open_session
+from infra.engine.cuda_graph import LANES, TorchSession, open_kernel_session, open_session
 from infra.engine.export import export_ranker
 from reranker.model import BST
 
@@ -99,6 +100,8 @@ def main() -> None:
         sys.exit("device: PyTorch sees no CUDA device; run this on the machine with the GPU")
     torch.manual_seed(1)
     device = torch.device(given.device)
+    if given.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
     variants = [variant for variant in VARIANTS if given.compiled or not variant.compiled]
     with tempfile.TemporaryDirectory() as folder:
         files = {
@@ -160,9 +163,11 @@ def measured(
     return lines
 
 
-def opening(file: Path, device: torch.device, variant: Variant) -> Callable[[Grid], Any]:
+def opening(file: Path, device: torch.device, variant: Variant) -> Callable[[Grid], TorchSession]:
     """Opens a session of a variant."""
-    return partial(open_session, file, device, half=variant.half, compiled=variant.compiled, fuse=variant.fuse)
+    if variant.fuse:
+        return partial(open_kernel_session, file, device)
+    return partial(open_session, file, device, half=variant.half, compiled=variant.compiled)
 
 
 def engine_us(
@@ -272,7 +277,7 @@ def device_us(work: Callable[[], object], device: torch.device, reps: int) -> fl
 def run_us(engine: BucketedEngine, features: Features, reps: int) -> float:
     """Median wall time of `run`."""
     work = partial(engine.run, features.hist, features.target, features.mask, features.user)
-    for _ in range(20):
+    for _ in range(min(20, reps)):
         work()
     return wall_us(work, reps)
 

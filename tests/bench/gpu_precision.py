@@ -8,6 +8,7 @@ one kernel and operation by operation. Needs torch with CUDA and onnxruntime; no
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from infra.engine.bucketed import BucketedEngine
-from infra.engine.cuda_graph import open_session
+from infra.engine.buckets import Grid
+from infra.engine.cuda_graph import TorchSession, open_kernel_session, open_session
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.quality import compare
 from infra.engine.run import Engine
+from reranker.precisions import LOG_LOSS_NEGATIVES
 from tests.bench.precision_requests import HeldOut, read_requests
 
-# As `reranker.precisions` weighs the negatives of a request in the log-loss.
-LOG_LOSS_NEGATIVES = 4.0
 F32 = NDArray[np.float32]
 
 
@@ -36,6 +37,8 @@ def main() -> None:
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it runs")
     given = options.parse_args()
     device = torch.device(given.device)
+    if given.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.exit("device: PyTorch sees no CUDA device; run this on the machine with the GPU")
     print(torch.cuda.get_device_name() if given.device == "cuda" else "cpu")
@@ -46,9 +49,12 @@ def main() -> None:
         for role in ("edge", "rerank"):
             model = given.folder / f"{file.stem}.{role}.onnx"
             fp32 = asked.scored(logits_of(OnnxEngine(model), asked))
-            for name, fuse in (("graph fp16", True), ("graph fp16, operations", False)):
-                opens: Callable[..., object] = partial(open_session, model, device, half=True, fuse=fuse)
-                engine = BucketedEngine("cuda-graph", "fp16", opens)  # type: ignore[arg-type]
+            ways: dict[str, Callable[[Grid], TorchSession]] = {
+                "cuda-kernel": partial(open_kernel_session, model, device),
+                "cuda-graph": partial(open_session, model, device, half=True),
+            }
+            for name, opens in ways.items():
+                engine = BucketedEngine(name, "fp16", opens)
                 engine.load()
                 found = compare(fp32, asked.scored(logits_of(engine, asked)), LOG_LOSS_NEGATIVES)
                 engine.close()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from infra.engine.batch import Features
 from infra.engine.quality import Scored
-from reranker.precisions import COMPARED_NEGATIVES, Rules
+from reranker.precisions import Rules, compared_requests
 from reranker.replay import replay
 
 I64 = NDArray[np.int64]
@@ -39,10 +39,7 @@ class HeldOut:
 
 def write_requests(path: Path, rankers: Any, timeline: Any, trial: Any) -> None:
     """The requests that the quality gate compares precisions on."""
-    every = max(1, -(-trial.events.size // Rules().compared_requests))
-    events = trial.events[::every]
-    negatives = {kind: items[::every, :COMPARED_NEGATIVES] for kind, items in trial.negatives.items()}
-    candidates = np.concatenate((timeline.dataset.item[events][:, None], *negatives.values()), axis=1)
+    events, negatives, candidates = compared_requests(timeline, trial, Rules().compared_requests)
     arrays: dict[str, Any] = {"items": candidates, "kinds": np.array(list(negatives))}
     batches = list(replay(rankers, timeline, events, candidates))
     tokens = [part for _, f in batches for part in (f.hist, f.target)]

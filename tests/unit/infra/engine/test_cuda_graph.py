@@ -145,7 +145,7 @@ def test_what_torch_raises_is_permanent(model: Path, monkeypatch: pytest.MonkeyP
     made = BucketedEngine(
         "cuda-graph", "fp32", partial(open_session, model, torch.device("cpu"), half=False), grid=GRID
     )
-    with pytest.raises(Permanent, match="cuda-graph: CUDA out of memory"):
+    with pytest.raises(Permanent, match="PyTorch: CUDA out of memory"):
         scores(made, some(1, 3, 4))
 
 

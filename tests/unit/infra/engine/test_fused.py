@@ -21,15 +21,18 @@ from edge_ranker.model import EdgeMLP
 from infra.engine import cuda_graph
 from infra.engine.bucketed import BucketedEngine
 from infra.engine.buckets import Grid
-from infra.engine.cuda_graph import TorchSession
+from infra.engine.choose import Offer, choose
+from infra.engine.cuda_graph import TorchSession, cuda_graph_engine, cuda_kernel_engine, open_kernel_session
 from infra.engine.export import export_ranker
 from infra.engine.fused import fused_ranker
 from infra.engine.onnx_cpu import OnnxEngine
+from infra.engine.run import Engine, EngineUnavailable
 from infra.engine.torch_graph import module_of
 from infra.release import Role
 from reranker.deep import DeepBST
 from reranker.din import DIN
 from reranker.model import BST
+from tests.gpu_release import write_gpu_release
 from tests.quantised_models import TOKEN, USER, exported
 from tests.tables import NUMPY_MAY_OVERFLOW, need_triton
 
@@ -40,8 +43,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def fused(model: onnx.ModelProto) -> nn.Module | None:
-    made = fused_ranker(module_of(model, "ranker"))
-    return None if made is None else made.to(DEVICE)
+    try:
+        return fused_ranker(module_of(model, "ranker")).to(DEVICE)
+    except EngineUnavailable:
+        return None
 
 
 @cache
@@ -180,18 +185,47 @@ def test_a_lane_runs_the_kernel_in_buckets(role: Role, tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_kernel_that_does_not_compile_leaves_the_model_to_pytorch(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize("role", ROLES)
+def test_the_engine_serves_a_release_and_refuses_a_model_without_a_kernel(role: Role, tmp_path: Path) -> None:
+    release = write_gpu_release(tmp_path / "small", ("fp32",))
+    engine = cuda_kernel_engine(release, role, device=DEVICE)
+    assert (engine.kind, engine.precision) == ("cuda-kernel", "fp16")
+    asked = [part.cpu().numpy() for part in inputs(2, 7, 19)]
+    expected = OnnxEngine(release.path / release.manifest.models[role]["fp32"]).run(*asked)
+    assert_near(torch.from_numpy(engine.run(*asked)), torch.from_numpy(expected))
+    engine.close()
+    onnx.save(changed("rerank", "LeakyRelu", alpha=0.2), tmp_path / "other.onnx")
+    with pytest.raises(EngineUnavailable, match="no kernel computes this model"):
+        open_kernel_session(tmp_path / "other.onnx", torch.device(DEVICE), Grid())
+
+
+def test_a_kernel_that_does_not_compile_is_refused_and_the_operations_are_tried_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Broken(nn.Module):
         def forward(self, *_: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("Failed to find C compiler")
 
-    onnx.save(exported("edge"), tmp_path / "ranker.onnx")
-    assert cuda_graph.one_kernel(tmp_path / "ranker.onnx", torch.device(DEVICE)) is not None
+    class AnyScores:
+        def whole(self, engine: Engine) -> None:
+            engine.run(*(part.cpu().numpy() for part in inputs(1, 3, 4)))
+
+        quick = whole
+
+        def seconds(self, engine: Engine) -> float:
+            return 1.0
+
+    release = write_gpu_release(tmp_path / "small", ("fp32",))
     monkeypatch.setattr(cuda_graph, "fused_ranker", lambda _: Broken())
-    assert cuda_graph.one_kernel(tmp_path / "ranker.onnx", torch.device(DEVICE)) is None
-    assert [vars(record)["reason"] for record in caplog.records] == ["Failed to find C compiler"]
+    offers = [
+        Offer("cuda-kernel", "fp16", lambda: cuda_kernel_engine(release, "edge", device=DEVICE), heavy=True),
+        Offer("cuda-graph", "fp16", lambda: cuda_graph_engine(release, tmp_path, "edge", "fp16", device=DEVICE), True),
+    ]
+    opened, _, refusals = choose("edge", offers, AnyScores(), measured=True)
+    assert [one.offer.name for one in opened] == ["cuda-graph:fp16"]
+    assert [(r.name, r.cause) for r in refusals] == [("cuda-kernel:fp16", "failed")]
+    assert "Failed to find C compiler" in refusals[0].reason
+    opened[0].engine.close()
 
 
 def changed(role: Role, node: str, **attributes: float) -> onnx.ModelProto:
