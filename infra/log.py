@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.errors import LogUnavailable, Permanent, TrirankError
-from infra.fetch_wait import HOLD_MS, fetch_wait_ms
+from infra.fetch_wait import HOLD_MS, FetchPace
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +29,6 @@ MEMORY_CLUSTER_PREFIXES = ("trirank-memory-", "tansu")
 # A client that has no connection for so long, or whose questions go unanswered, is replaced by a new one: the broker
 # may be away, but the client may also have lost itself.
 _GIVEN_UP_AFTER_S = 15.0
-
-_STARVED_AFTER_WAITS = 5
-_STARVED_FOR_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +144,7 @@ class GuardedReader:
         self._identity = identity
         self._open_link: LogLink | None = None
         self._verified, self._gaps = list[object](), dict[int, LogGap]()
-        self._hold_ms, self._wait_ms, self._starved = hold_ms, 0, 0
-        self._starved_s = self._progress_s = 0.0
+        self._pace = FetchPace(hold_ms)
         self._patience_s = TIMEOUT_S
         self._heard_s = 0.0
 
@@ -265,7 +261,8 @@ class GuardedReader:
                 return
             logger.warning("a client of the log stood still and is replaced", extra={"topic": self._topic})
             self._link.close()
-            self._open_link, self._verified, self._wait_ms = link, [], 0
+            self._open_link, self._verified = link, []
+            self._pace.forget()
 
     def _raise_gap(self) -> None:
         for gap in self._gaps.values():
@@ -304,15 +301,8 @@ class GuardedReader:
         return same
 
     def _tune_wait(self, *, idle: bool) -> None:
-        ends, now_s = self.highwater(), time.monotonic()
-        if not idle or not self.connected() or all(end <= self._next[p] for p, end in ends.items()):
-            self._progress_s = now_s
-            if self._starved and now_s - self._starved_s > _STARVED_FOR_S:
-                self._starved, self._starved_s = self._starved - 1, now_s
-        elif now_s - self._progress_s > _STARVED_AFTER_WAITS * self._wait_ms / 1000:
-            self._starved, self._starved_s, self._progress_s = self._starved + 1, now_s, now_s
-        records, least_ms = sum(ends.values()), self._hold_ms
-        wait_ms = fetch_wait_ms(durable=self.durable, records=records, starved=self._starved, least_ms=least_ms)
-        if wait_ms != self._wait_ms:
-            self._wait_ms = wait_ms
+        ends = self.highwater()
+        behind = idle and self.connected() and any(end > self._next[p] for p, end in ends.items())
+        wait_ms = self._pace.next_ms(ends, durable=self.durable, behind=behind, now_s=time.monotonic())
+        if wait_ms is not None:
             self._link.hold_fetches(wait_ms)

@@ -46,6 +46,12 @@ LOG_GAPS = counter(
     "Partitions whose log was lost, or cut off before it was applied. The lost updates must be published again.",
     ["kind"],
 )
+LOG_FAILURES = counter(
+    "param_server_log_failures_total",
+    "Looks at the log that failed and were tried again. 'unavailable' ends with the outage; 'unexpected' is a defect, "
+    "see the shard's log.",
+    ["cause"],
+)
 LOG_LAG = gauge(
     "param_server_log_lag_records",
     "Records not applied yet. When it only grows, producers are faster than this shard: add shards.",

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from infra.errors import TrirankError
 from infra.log import LogGap, LogLost, Record
+from param_server import metrics
 from param_server.contract import BadRecord, decode_batch
 from param_server.feed import Feed, Gap, LogChange
 from param_server.updates import StreamRecord
@@ -25,6 +26,8 @@ _POLL_RECORDS = 64
 _POLL_SMALL_RECORDS = 1024
 _SMALL_BYTES = 8192
 _RETRY_S = 0.5
+
+Cause = Literal["unavailable", "unexpected"]
 
 
 class LogReader(Protocol):
@@ -93,7 +96,7 @@ class StreamReader:
                 self._reader.start()
             except TrirankError as error:
                 logger.warning("the log cannot be read yet", extra={"error": error})
-                self._idle()
+                self._failed("unavailable")
             else:
                 return True
         return False
@@ -112,11 +115,11 @@ class StreamReader:
             self._wake()
         except TrirankError as error:
             logger.warning("reading the log failed; trying again", extra={"error": error})
-            self._retry()
+            self._retry("unavailable")
         except Exception:
             # The outermost loop: a shard that no longer follows the stream must say so, not end.
             logger.exception("reading the log failed in an unexpected way; trying again")
-            self._retry()
+            self._retry("unexpected")
 
     def _poll(self) -> list[Record]:
         """Records, after every gap that lies before them was put into the feed."""
@@ -139,14 +142,15 @@ class StreamReader:
             self._gaps.clear()
         return records
 
-    def _retry(self) -> None:
+    def _retry(self, cause: Cause) -> None:
         """Read again what was polled and did not reach the feed."""
         self._connected = False
         for partition, offset in self._next.items():
             self._reader.seek(partition, offset)
-        self._idle()
+        self._failed(cause)
 
-    def _idle(self) -> None:
+    def _failed(self, cause: Cause) -> None:
+        metrics.LOG_FAILURES.labels(cause).inc()
         self._wake()
         self._stopping.wait(_RETRY_S)
 

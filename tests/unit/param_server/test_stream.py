@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from prometheus_client import REGISTRY
+
 from infra.errors import LogUnavailable
 from infra.log import LogLost, LogTruncated, Record
 from param_server.contract import BadRecord, encode_batch
@@ -85,6 +87,11 @@ def offsets(items: list[FeedItem]) -> list[int]:
     return [item.offset for item in items if isinstance(item, StreamRecord)]
 
 
+def failures(cause: str) -> float:
+    """How often looking at the log has failed in this process so far."""
+    return REGISTRY.get_sample_value("param_server_log_failures_total", {"cause": cause}) or 0.0
+
+
 def test_records_arrive_in_order_behind_the_name_of_their_log() -> None:
     with reading(ScriptedLog(gives(a_log_record(0), a_log_record(1)), gives(a_log_record(2)))) as (reader, items):
         eventually(lambda: offsets(items) == [0, 1, 2])
@@ -103,9 +110,10 @@ def test_a_record_without_sense_or_value_is_handed_on_as_bad() -> None:
 
 
 def test_a_broker_that_is_away_at_start_is_tried_again() -> None:
-    log = ScriptedLog(gives(a_log_record(0)), starts=[LogUnavailable("away")])
+    log, before = ScriptedLog(gives(a_log_record(0)), starts=[LogUnavailable("away")]), failures("unavailable")
     with reading(log) as (_, items):
         eventually(lambda: offsets(items) == [0])
+    assert failures("unavailable") == before + 1
 
 
 def test_all_gaps_are_told_together_before_the_records_behind_them() -> None:
@@ -122,16 +130,20 @@ def test_all_gaps_are_told_together_before_the_records_behind_them() -> None:
 
 
 def test_a_gap_is_not_forgotten_when_the_broker_fails_in_between() -> None:
+    before = failures("unavailable")
     log = ScriptedLog(
         fails(LogLost(0, 8, 0, "lost"), identity="new"), fails(LogUnavailable("away")), gives(a_log_record(0))
     )
     with reading(log) as (_, items):
         eventually(lambda: offsets(items) == [0])
+    assert failures("unavailable") == before + 1
     assert LogChange("new", (Gap(0, 8, 0, lost=True),)) in items
 
 
 def test_an_unexpected_failure_is_survived_and_nothing_is_skipped() -> None:
+    before = failures("unexpected")
     log = ScriptedLog(gives(a_log_record(0)), fails(RuntimeError("a bug")), gives(a_log_record(1)))
     with reading(log) as (_, items):
         eventually(lambda: offsets(items) == [0, 1])
+    assert failures("unexpected") == before + 1
     assert (0, 1) in log.seeks
