@@ -10,11 +10,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from tests.clients import clients
 from tests.running_stack import RunningStack
 from tests.support import eventually
 
@@ -79,15 +81,8 @@ class Paced:
     @contextmanager
     def flowing(self) -> Iterator[Paced]:
         """While the block runs."""
-        clients = [threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(CLIENTS)]
-        for client in clients:
-            client.start()
-        try:
+        with clients(self._stopping, (partial(self._client, n) for n in range(CLIENTS))):
             yield self
-        finally:
-            self._stopping.set()
-            for client in clients:
-                client.join()
 
     def between(self, from_s: float, to_s: float) -> list[Asked]:
         """Requests sent in a span of time."""

@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 from infra.directory import read_directory
 from infra.release import Release, read_release
 from tests.bench.gray_load import Operator
+from tests.clients import clients
 from tests.derived_release import derived_release
 from tests.running_stack import RunningStack
 from tests.support import eventually
@@ -145,15 +146,8 @@ class _Load:
     @contextmanager
     def flowing(self) -> Iterator[None]:
         """While the block runs."""
-        clients = [threading.Thread(target=self._client, daemon=True) for _ in range(CLIENTS)]
-        for client in clients:
-            client.start()
-        try:
+        with clients(self._stopping, [self._client] * CLIENTS):
             yield
-        finally:
-            self._stopping.set()
-            for client in clients:
-                client.join()
 
     def more(self, n: int) -> None:
         """Return when so many more requests were sent."""

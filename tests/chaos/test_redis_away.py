@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 
 from infra.redis import connect
 from reranker.gray.arms import LEASE_S
+from tests.clients import clients
 from tests.gateway_process import gateway_process
 from tests.gateway_stack import STACK
 from tests.support import eventually, free_port
@@ -59,15 +61,8 @@ class Users:
     @contextmanager
     def asking(self) -> Iterator[Users]:
         """While the block runs."""
-        clients = [threading.Thread(target=self._client, args=(port, n)) for port in self.ports for n in range(CLIENTS)]
-        for client in clients:
-            client.start()
-        try:
+        with clients(self._stopping, (partial(self._client, port, n) for port in self.ports for n in range(CLIENTS))):
             yield self
-        finally:
-            self._stopping.set()
-            for client in clients:
-                client.join()
 
     def between(self, since_s: float, until_s: float = INF) -> list[Reply]:
         """Answers to requests sent in this span."""

@@ -7,12 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.release import Release, read_release
+from tests.clients import clients
 from tests.derived_release import derived_release
 from tests.running_stack import RunningStack, trirank
 from tests.support import eventually
@@ -82,15 +84,8 @@ class Traffic:
     @contextmanager
     def flowing(self) -> Iterator[Traffic]:
         """While the block runs."""
-        clients = [threading.Thread(target=self._client, args=(n,)) for n in range(CLIENTS)]
-        for client in clients:
-            client.start()
-        try:
+        with clients(self._stopping, (partial(self._client, n) for n in range(CLIENTS))):
             yield self
-        finally:
-            self._stopping.set()
-            for client in clients:
-                client.join()
 
     def _client(self, number: int) -> None:
         at = number

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from infra.redis import connect
 from reranker.gray.arms import LEASE_S
+from tests.clients import clients
 from tests.gateway_process import gateway_process
 from tests.gateway_stack import STACK
 from tests.support import eventually, free_port
@@ -45,15 +47,8 @@ class Asking:
 
     @contextmanager
     def flowing(self) -> Iterator[Asking]:
-        threads = [threading.Thread(target=self._client, args=(n,)) for n in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        try:
+        with clients(self._stopping, (partial(self._client, n) for n in range(CLIENTS))):
             yield self
-        finally:
-            self._stopping.set()
-            for thread in threads:
-                thread.join()
 
     def _client(self, at: int) -> None:
         while not self._stopping.is_set():

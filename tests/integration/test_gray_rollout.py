@@ -11,12 +11,12 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from infra.wire.messages import Request
+from tests.clients import clients
 from tests.gateway_stack import Answer
 from tests.support import eventually
 from tests.two_releases import TwoReleases
@@ -53,16 +53,9 @@ class Load:
         self.mixed: list[object] = []
 
     @contextmanager
-    def flowing(self) -> Any:
-        clients = [threading.Thread(target=self._client) for _ in range(CLIENTS)]
-        for client in clients:
-            client.start()
-        try:
-            yield self
-        finally:
-            self._stopping.set()
-            for client in clients:
-                client.join()
+    def flowing(self) -> Iterator[None]:
+        with clients(self._stopping, [self._client] * CLIENTS):
+            yield
 
     def more(self, n: int) -> None:
         """Return when so many more requests were answered."""
