@@ -6,14 +6,19 @@ a replica that cannot serve its release raises, and Serve says so.
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import ray
 from ray import serve
+from ray.serve.schema import DeploymentStatus
 
 from edge_ranker.rank_server import RankServer, RankServerConfig
 from infra.engine.names import on_gpu
 from infra.engine.offers import engine_folder
+from infra.errors import DoesNotStart
 from infra.logs import configure_logging
 from infra.release import ROLES, Role
 from infra.settings import Settings
@@ -69,9 +74,30 @@ def rank_application(role: Role, settings: Settings, release_dir: Path, redis_ur
 
 def start_rankers(settings: Settings, release_dir: Path, redis_url: str, *, side: str) -> None:
     """Serve both rankers of a release beside another one, as applications named after `side`; returns when they are
-    verified, warm and announced. Raises RuntimeError when Serve gives up."""
-    applications = {f"{role}-{side}": rank_application(role, settings, release_dir, redis_url) for role in ROLES}
-    serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
+    verified, warm and announced. Raises DoesNotStart."""
+    run_applications({f"{role}-{side}": rank_application(role, settings, release_dir, redis_url) for role in ROLES})
+
+
+def run_applications(applications: Mapping[str, serve.Application]) -> None:
+    """Start applications of Ray Serve together, by name; returns when all of them run. Raises DoesNotStart with what
+    the first one raised that does not."""
+    try:
+        serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
+    except RuntimeError as error:
+        # Serve's own error names no reason; the last lines of the trace it keeps are what the replica raised.
+        for name, app in serve.status().applications.items():
+            for deployment in app.deployments.values():
+                if name in applications and deployment.status == DeploymentStatus.DEPLOY_FAILED:
+                    # To the file of Ray's texts where the stack keeps one: whole, for a failure that is a bug.
+                    sys.stdout.write(f"{deployment.message}\n")
+                    raise DoesNotStart(f"{name} does not start: {_reason(deployment.message)}") from error
+        raise
+
+
+def _reason(trace: str) -> str:
+    """What was raised last, without the path of its class."""
+    last = next((line for line in reversed(trace.splitlines()) if line.strip()), trace)
+    return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", last.strip())
 
 
 def stop_rankers(side: str) -> None:

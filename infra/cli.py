@@ -41,6 +41,12 @@ def main() -> None:
     except TrirankError as error:
         print(f"trirank: {error}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        # A file that cannot be read or written is the user's to mend; anything else is a bug and shows its trace.
+        if error.filename is None:
+            raise
+        print(f"trirank: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

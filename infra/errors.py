@@ -66,5 +66,9 @@ class ReleaseRefused(Permanent):
     """A release directory that is damaged, incomplete or does not fit."""
 
 
+class DoesNotStart(Permanent):
+    """A process that Ray started raised this instead of serving, each time it was tried."""
+
+
 class ConfigurationError(Permanent):
     """A setting that is unknown or impossible; names the key and what to do."""

@@ -237,7 +237,7 @@ class Stack:
         """Everything at once: each tier waits for what it needs and says so in `/readyz`."""
         from ray import serve
 
-        from edge_ranker.replica import rank_application
+        from edge_ranker.replica import rank_application, run_applications
         from feature_service.actor import start_events, stop_events
         from feature_service.schema import schema_of
         from feature_service.store import HistoryWriter
@@ -261,7 +261,7 @@ class Stack:
             shards = starters.submit(start_shards, settings, release.path, redis_url, kafka)
             events = starters.submit(start_events, settings, schema, redis_url, kafka)
             self._undo.extend((name, partial(serve.delete, name)) for name in applications)
-            serve.run_many([serve.RunTarget(app, name, route_prefix=None) for name, app in applications.items()])
+            run_applications(applications)
             self._undo.append(("shards", partial(stop_shards, shards.result())))
             self._undo.append(("events", partial(stop_events, events.result())))
         beside = Beside(settings, release.manifest.name, redis_url, kafka)

@@ -114,10 +114,12 @@ class _Run:
     def one_pass(self, loader: Loader, validate: Callable[[], float], on_step: Callable[[], None]) -> None:
         """The rest of the present pass, its validation and what it is worth."""
         progress, group = self.progress, PARTS * self.recipe.accumulate
-        begun_s, waited_s, n_steps = self.clock.monotonic_s(), loader.wait_s, self.steps - progress.step
+        begun_s, waited_s, events = self.clock.monotonic_s(), loader.wait_s, 0
         self.rankers.train()
         while progress.step < self.steps:
-            progress.losses += self.descent.step(loader.take(group), self._rate()).cpu()
+            batches = loader.take(group)
+            progress.losses += self.descent.step(batches, self._rate()).cpu()
+            events += sum(batch.users.shape[0] for batch in batches)
             progress.step += 1
             on_step()
             if self.checkpoints is not None and self.checkpoints.due():
@@ -127,7 +129,7 @@ class _Run:
         self.rankers.tables.finish()
         entry = _pass_log(progress.number, progress.losses / self.steps, validate())
         entry["data_wait_share"] = round((loader.wait_s - waited_s) / seconds, 4) if seconds > 0 else 0.0
-        entry["events_per_s"] = round(n_steps * group * self.recipe.batch_size / seconds, 1) if seconds > 0 else 0.0
+        entry["events_per_s"] = round(events / seconds, 1) if seconds > 0 else 0.0
         progress.log.append(entry)
         self._judge(entry["validation_auc"])
         progress.number, progress.step, progress.losses = progress.number + 1, 0, torch.zeros(3)

@@ -98,6 +98,9 @@ def train_release(
             console.print(f"[dim]{log.known.licence}[/dim]", highlight=False)
         if other is not None:
             check_comparable(other, log.split()["test_from"])
+        if plots is not None:
+            # A folder that cannot be made is told now and not after the training.
+            plots.mkdir(parents=True, exist_ok=True)
         rng = np.random.default_rng(seed)
         schema, passes = schema_for(log.n_users(), log.known), epochs or recipe.passes(log.n_train)
         precision = choose_precision(recipe, bf16=has_bf16()) if rows is None else "fp32"
@@ -214,7 +217,9 @@ def _that_matters(recipe: Recipe, *, stream: bool) -> dict[str, Any]:
 def _say_resume(console: Console, *, resume: bool, found: bool, draft: Path) -> None:
     if resume and not found:
         console.print(f"no checkpoint in {draft}: training from the start", highlight=False)
-    elif found and not resume:
+    elif resume:
+        console.print(f"going on with the unfinished training in {draft}", highlight=False)
+    elif found:
         console.print(f"discarded the unfinished training in {draft} (--resume goes on with one)", highlight=False)
 
 

@@ -51,15 +51,17 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TRIRANK_")}
 
 
-def trirank(*arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
+def trirank(
+    *arguments: str, timeout_s: float = 300.0, settings: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end; `settings` are further variables."""
     return subprocess.run(
         [sys.executable, "-m", "infra.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
-        env=_environment(),
+        env={**_environment(), **(settings or {})},
     )
 
 

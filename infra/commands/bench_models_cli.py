@@ -46,6 +46,8 @@ def models(
     wanted_roles, wanted_shapes = _roles(role), _shapes(shapes)
     if plot is not None and plot.suffix != ".svg":
         raise InvalidInput("plot", f"{plot} must end with .svg")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise InvalidInput("plot", f"{plot.parent} is no folder")
     os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
     from infra.commands.bench_models import Measurement
 
@@ -61,6 +63,8 @@ def models(
     if plot is not None:
         plot.write_text(chart(report))
     print(json.dumps(report.as_dict(), indent=2) if as_json else text(report))
+    if not report.engines:
+        raise typer.Exit(1)
 
 
 def text(report: Report) -> str:

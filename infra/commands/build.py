@@ -34,7 +34,9 @@ TARGETS: dict[str, str] = {
 def build(
     directory: Annotated[Path, typer.Argument(help="Release directory.")],
     targets: Annotated[str, typer.Option(help="Machines to build for, separated by commas.")],
-    builder: Annotated[str | None, typer.Option(help="What builds (default: what the target usually takes).")] = None,
+    builder: Annotated[
+        str | None, typer.Option(help="What builds for GPUs: tensorrt (default) or tensorrt-rtx.")
+    ] = None,
     engines: Annotated[Path | None, typer.Option(help="Engine folder (default: RELEASE.engines).")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was built, and why what was not, as JSON.")
@@ -43,9 +45,12 @@ def build(
     """Build the engines of a release for the machines that will serve it; exit status 2 when one cannot be built."""
     release = read_release(directory)
     folder = engines or engine_folder(directory.resolve())
+    names = _names(targets)
+    # The CPU has one builder; a choice for GPUs that stand beside it is not meant for it.
+    chosen = {name: None if name == "cpu" and len(names) > 1 else builder for name in names}
     built: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    jobs = [(target, _build_of(target)) for target in _names(targets)]
+    jobs = [(target, _build_of(target)) for target in names]
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
@@ -54,7 +59,7 @@ def build(
         for target, make in jobs:
             progress.update(task, description=f"building for {target}")
             try:
-                files = make(release, target, folder, builder)
+                files = make(release, target, folder, chosen[target])
                 built += [{"target": target, "file": str(file), "bytes": file.stat().st_size} for file in files]
             except TrirankError as error:
                 failed[target] = str(error)

@@ -63,6 +63,19 @@ def test_a_redis_that_is_not_there_is_refused(release_dir: Path, tmp_path: Path)
     assert "redis" in _refused(*options, "--redis", f"redis://127.0.0.1:{free_port()}")
 
 
+def test_an_engine_that_cannot_run_here_is_named_with_the_reason(release_dir: Path, tmp_path: Path) -> None:
+    options = ("--release", str(release_dir), "--home", str(tmp_path), "--port", str(free_port()))
+    # No machine has a TensorRT engine of a release that was just made.
+    done = trirank("up", *options, settings={"TRIRANK_RERANK_ENGINES": "tensorrt:fp16"}, timeout_s=300)
+    assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(
+        "trirank: rerank does not start: ReleaseRefused: rerank: no engine can serve: tensorrt:fp16: "
+    )
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in (tmp_path / "run" / "ray.log").read_text()
+
+
 def test_a_second_stack_in_the_same_home_is_refused(stack: RunningStack) -> None:
     message = _refused("--release", str(stack.release), "--home", str(stack.home), "--port", str(free_port()))
     assert "trirank down" in message

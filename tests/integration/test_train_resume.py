@@ -45,7 +45,9 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_bits(folder: Path, tmp
             resume=True,
             console=Console(file=io.StringIO()),
         )
-    resumed = train(folder, out, resume=True, compare_with=undisturbed.path, plots=tmp_path / "plots")
+    said = io.StringIO()
+    resumed = train(folder, out, resume=True, compare_with=undisturbed.path, plots=tmp_path / "plots", said=said)
+    assert f"going on with the unfinished training in {Draft(out).path}" in said.getvalue()
     for table in undisturbed.manifest.tables:
         np.testing.assert_array_equal(resumed.table(table.name).rows, undisturbed.table(table.name).rows)
     for file in ("edge/mlp.fp32.onnx", "rerank/bst.fp32.onnx", "requests.msgpack"):

@@ -47,6 +47,13 @@ def test_every_engine_that_agrees_is_measured_beside_the_peer(release: Release, 
     assert all(name in chart.read_text() for name in engines)
 
 
+def test_a_run_that_measures_no_engine_is_no_success(release: Release) -> None:
+    done = run("--release", str(release.path), *QUICK, "--role", "edge", "--engines", "aotinductor")
+
+    assert done.exit_code == 1
+    assert "not measured: edge aotinductor:fp32: unavailable: " in done.stdout
+
+
 @pytest.mark.parametrize(
     ("on_a_gpu", "peers"),
     [

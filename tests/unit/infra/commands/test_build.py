@@ -45,6 +45,19 @@ def test_engines_lie_beside_the_release(tmp_path: Path) -> None:
     assert "good.engine" in done.output
 
 
+def test_a_builder_for_gpus_is_not_meant_for_the_cpu_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(command.TARGETS, "cpu", f"{__name__}:good")
+    release = write_tiny_release(tmp_path / "one")
+    assert run(str(release.path), "--targets", "good,cpu", "--builder", "x").exit_code == 0
+    made = {file.name: file.read_text() for file in (tmp_path / "one.engines").iterdir()}
+    assert made == {"good.engine": "tiny x", "cpu.engine": "tiny None"}
+    # Alone it gets what it was given, and may refuse it.
+    run(str(release.path), "--targets", "cpu", "--builder", "x")
+    assert (tmp_path / "one.engines/cpu.engine").read_text() == "tiny x"
+
+
 def test_one_failure_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
     release = write_tiny_release(tmp_path / "one")
     done = run(str(release.path), "--targets", "bad, good", "--engines", str(tmp_path / "here"))
