@@ -26,7 +26,7 @@ def train(
     data: Annotated[str, typer.Option(help="`movielens-100k`, or a folder with interactions.parquet|csv.")],
     out: Annotated[Path, typer.Option(help="Release directory to write; must not exist.")],
     name: Annotated[str | None, typer.Option(help="Name of the release (default: the folder's name).")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 7,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the training period (default: what the data needs).")
     ] = None,

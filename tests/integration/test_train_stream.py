@@ -49,6 +49,8 @@ def test_a_streamed_training_is_the_training_in_memory(folder: Path, tmp_path: P
     for table in in_memory.manifest.tables:
         np.testing.assert_array_equal(streamed.table(table.name).rows, in_memory.table(table.name).rows)
         np.testing.assert_array_equal(streamed.table(table.name).keys, in_memory.table(table.name).keys)
+    for file in ("edge/mlp.fp32.onnx", "rerank/bst.fp32.onnx"):
+        assert streamed.manifest.files[file] == in_memory.manifest.files[file]
     assert streamed.manifest.schema == in_memory.manifest.schema
     assert streamed.catalogue() == in_memory.catalogue()
     assert streamed.users() == in_memory.users()
