@@ -152,6 +152,13 @@ class Release:
         name = self.manifest.models[role].get(precision)
         return None if name is None else self.path / name
 
+    def sound_model(self, role: Role, precision: Precision = "fp32") -> Path | None:
+        """The same, looked at again: a file may be damaged long after the release was read. Raises ReleaseRefused."""
+        path = self.model(role, precision)
+        if path is not None and path.is_file():
+            _check_digest(self.path, str(path.relative_to(self.path)), self.manifest.files)
+        return path
+
     def scales(self, role: Role) -> Path | None:
         """The scales of this model's INT8 graphs."""
         name = scales_file(role)
@@ -275,12 +282,11 @@ def read_release(path: Path, *, verify_files: bool = True) -> Release:
     wanted = {*_FIXED, *models, *(f"tables/{t.name}.safetensors" for t in manifest.tables)}
     if unlisted := wanted - manifest.files.keys():
         raise ReleaseRefused(f"{path}: the manifest lists no checksum for {sorted(unlisted)[0]}")
-    for name, digest in manifest.files.items() if verify_files else ():
+    for name in manifest.files if verify_files else ():
         file = path / name
         if not file.is_file():
             raise ReleaseRefused(f"{path}: {name} is missing")
-        if _sha256(file) != digest:
-            raise ReleaseRefused(f"{path}: {name} is damaged (its sha256 differs from the manifest's)")
+        _check_digest(path, name, manifest.files)
     return Release(path, manifest)
 
 
@@ -293,6 +299,11 @@ def _check_models(path: Path, manifest: Manifest) -> None:
         for precision, name in manifest.models[role].items():
             if known.get(precision) != name:
                 raise ReleaseRefused(f"{path}: {role} has {precision!r} in {name!r}; this version knows {known}")
+
+
+def _check_digest(path: Path, name: str, files: Mapping[str, str]) -> None:
+    if _sha256(path / name) != files.get(name):
+        raise ReleaseRefused(f"{path}: {name} is damaged (its sha256 differs from the manifest's)")
 
 
 def _sha256(path: Path) -> str:

@@ -123,10 +123,14 @@ def own_model(role: Role, name: str, schema: FeatureSchema) -> nn.Module:
         raise InvalidInput(
             field, f"{module or 'the empty name'} has no {attribute or 'factory after the colon'}"
         ) from error
+    except Exception as error:  # the user's code; whatever it raises
+        raise InvalidInput(field, f"{module} raises {type(error).__name__} when imported: {error}") from error
     try:
         model = factory(token_dim=schema.token_dim, user_dim=schema.user_dim)
     except TypeError as error:
         raise InvalidInput(field, f"{name} cannot be called with (token_dim, user_dim) by name: {error}") from error
+    except Exception as error:  # the user's code; whatever it raises
+        raise InvalidInput(field, f"{name} raises {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise InvalidInput(field, f"{name} gives {type(model).__name__}, not a torch.nn.Module")
     check_ranker(model, f"{field} {name}", token_dim=schema.token_dim, user_dim=schema.user_dim)

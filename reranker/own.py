@@ -9,12 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor, nn
 
 from infra.engine.onnx_cpu import OnnxEngine
 from infra.engine.ranker_contract import ModelRefused
 from infra.errors import TrirankError
+
+_QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+_NOT_FP32 = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
 
 
 class Exported(nn.Module):
@@ -56,6 +60,8 @@ def module_of(file: Path) -> nn.Module:
             engine.load()
         except TrirankError as error:
             raise ModelRefused(str(error)) from error
+        if lower := _lower_precision(onnx.load(file)):
+            raise ModelRefused(f"{file}: it holds {lower}; give the FP32 model, lower precisions are made from it")
         return Graph(engine)
     if file.suffix != ".pt2":
         raise ModelRefused(f"{file}: give a .pt2 (torch.export.save), an .onnx, or package.module:factory")
@@ -63,3 +69,10 @@ def module_of(file: Path) -> nn.Module:
         return Exported(torch.export.load(file).module())
     except Exception as error:  # as many kinds as there are ways to damage a file
         raise ModelRefused(f"{file}: torch.export cannot load it: {error}") from error
+
+
+def _lower_precision(graph: onnx.ModelProto) -> str:
+    """What of a graph is not FP32, empty for one that is."""
+    quantised = (node.op_type for node in graph.graph.node if node.op_type in _QUANTISED)
+    others = (constant.data_type for constant in graph.graph.initializer if constant.data_type in _NOT_FP32)
+    return next(quantised, "") or next((onnx.TensorProto.DataType.Name(kind) for kind in others), "")

@@ -25,6 +25,7 @@ from infra.clock import Clock, SystemClock
 from infra.engine.ranker_contract import check_ranker
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import ROLES, Release, Role
+from infra.release_name import check_name
 from reranker.architectures import Architecture, own_model
 from reranker.compare import compare, in_report, lines_of
 from reranker.evaluate import score_trial
@@ -58,6 +59,7 @@ def replace_models(
     other ranker stays. `data` is what the source was made from. Raises InvalidInput, ReleaseRefused, ModelRefused."""
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
+    check_name(name or out.name)
     if not models:
         raise InvalidInput("rerank", "no model is given; give --edge, --rerank or both")
     manifest, clock = source.manifest, clock or SystemClock()

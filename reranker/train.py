@@ -30,6 +30,7 @@ from feature_service.timeline import Timeline
 from infra.clock import Clock, SystemClock
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import Release, read_release
+from infra.release_name import check_name
 from reranker.amp import choose_precision, has_bf16
 from reranker.checkpoint import Checkpoints, Draft
 from reranker.compare import check_comparable, compare, in_report
@@ -80,6 +81,7 @@ def train_release(
     """
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
+    check_name(name or out.name)
     if epochs is not None and epochs < 1:
         raise InvalidInput("epochs", f"{epochs} passes train nothing; give 1 or more")
     if checkpoint_every_s < 0:

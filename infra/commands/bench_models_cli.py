@@ -60,9 +60,9 @@ def models(
         report = measurement.report(
             wanted_roles, wanted_shapes, seconds, lambda text: progress.update(task, description=text)
         )
+    print(json.dumps(report.as_dict(), indent=2) if as_json else text(report))
     if plot is not None:
         plot.write_text(chart(report))
-    print(json.dumps(report.as_dict(), indent=2) if as_json else text(report))
     if not report.engines:
         raise typer.Exit(1)
 

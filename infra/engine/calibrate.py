@@ -186,7 +186,7 @@ def _observed(
 
 
 def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> ort.InferenceSession:
-    """A session over the model that also gives back `names`."""
+    """A session over the model that also gives back `names`. Raises ReleaseRefused."""
     known = {value.name for value in (*model.graph.input, *model.graph.output)}
     model.graph.output.extend(
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names if name not in known
@@ -194,4 +194,7 @@ def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> ort.Inference
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # as many kinds as ONNX Runtime has
+        raise ReleaseRefused(f"ONNX Runtime cannot show the activations of this graph: {error}") from error

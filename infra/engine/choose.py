@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from infra.engine.metrics import REFUSED
 from infra.engine.names import engine_name, on_gpu
-from infra.engine.run import Engine, EngineUnavailable
+from infra.engine.run import Engine, EngineDamaged, EngineUnavailable
 from infra.errors import ReleaseRefused
 
 logger = logging.getLogger(__name__)
@@ -156,6 +156,8 @@ def close_quietly(engine: Engine) -> None:
 
 
 def _cause(error: Exception) -> Cause:
+    if isinstance(error, EngineDamaged):
+        return "damaged"
     if isinstance(error, EngineUnavailable | ImportError):
         return "unavailable"
     if isinstance(error, EngineDisagrees):

@@ -55,6 +55,7 @@ def _cuda_graph(release: Release, folder: Path, role: Role, precision: str) -> E
     require_driver()
     from infra.engine.cuda_graph import cuda_graph_engine
 
+    _model(release, role, "fp32")
     return cuda_graph_engine(release, folder, role, precision)
 
 
@@ -62,6 +63,7 @@ def _cuda_kernel(release: Release, folder: Path, role: Role, precision: str) -> 
     require_driver()
     from infra.engine.cuda_graph import cuda_kernel_engine
 
+    _model(release, role, "fp32")
     return cuda_kernel_engine(release, role)
 
 
@@ -85,7 +87,8 @@ def _torch_cpu(release: Release, folder: Path, role: Role, precision: str) -> En
 
 
 def _model(release: Release, role: Role, precision: Precision) -> Path:
-    path = release.model(role, precision)
+    """The file, as the manifest knows it. Raises EngineUnavailable without one, ReleaseRefused when it is damaged."""
+    path = release.sound_model(role, precision)
     if path is None:
         raise EngineUnavailable(f"the release has no {precision} model of {role}; `trirank release show` says why")
     return path

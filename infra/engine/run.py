@@ -24,6 +24,10 @@ class EngineUnavailable(Permanent):
     Action: take the next one."""
 
 
+class EngineDamaged(EngineUnavailable):
+    """Its file is not the one that was built. Action: take the next one, and build it again."""
+
+
 class NonFiniteScores(Permanent):
     """The model gave NaN or an infinity. Action: answer without this stage."""
 

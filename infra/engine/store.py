@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from infra.engine.run import EngineUnavailable
+from infra.engine.run import EngineDamaged, EngineUnavailable
 
 FORMAT = 1
 INDEX = "engines.json"
@@ -66,9 +66,7 @@ class EngineStore:
         try:
             index = msgspec.json.decode(raw, type=_Index)
         except msgspec.DecodeError as error:
-            raise EngineUnavailable(
-                f"{self._folder / INDEX} is damaged ({error}); remove it and build again"
-            ) from error
+            raise EngineDamaged(f"{self._folder / INDEX} is damaged ({error}); remove it and build again") from error
         if index.format != FORMAT:
             raise EngineUnavailable(
                 f"{self._folder / INDEX}: format {index.format}, this version reads {FORMAT}; remove it and build again"
@@ -142,7 +140,7 @@ class EngineStore:
         except OSError as error:
             raise EngineUnavailable(f"{path}: {error.strerror}; build it again") from error
         if hashlib.sha256(engine).hexdigest() != entry.sha256:
-            raise EngineUnavailable(f"{path} is damaged (its sha256 differs from {INDEX}'s); build it again")
+            raise EngineDamaged(f"{path} is damaged (its sha256 differs from {INDEX}'s); build it again")
         return engine
 
     @contextmanager

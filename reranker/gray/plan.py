@@ -12,13 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from infra.errors import InvalidInput
+from infra.release_name import NAME_LENGTH, NAME_PATTERN
 from reranker.gray.measures import measure_of
 from reranker.gray.split import PPM, Arm
 
 MAX_ID_BYTES = 256
 MAX_OVERRIDES = 10_000
 
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH, pattern=NAME_PATTERN)]
 Share = Annotated[int, Meta(ge=0, le=PPM, description="Parts per million.")]
 Kind = Literal["limit", "minimum", "ratio", "non_inferiority", "superiority"]
 

@@ -21,6 +21,7 @@ from infra.clock import Clock, SystemClock
 from infra.engine.export import export_ranker
 from infra.errors import ReleaseRefused
 from infra.release import Release, Role, TableRows, write_release
+from infra.release_name import check_name
 from reranker.architectures import EDGE, RERANK, build_edge, build_rerank
 from reranker.package import catalogue_of
 from reranker.remote.rows import RowsRefused
@@ -36,6 +37,7 @@ def empty_release(
     """Write the release directory `out` for a training on `data`. Raises InvalidInput, ReleaseRefused."""
     if out.exists():
         raise ReleaseRefused(f"{out} exists already; a release is never overwritten: choose another name")
+    check_name(name or out.name)
     log = LogInMemory(load_dataset(data, cache))
     schema = schema_for(log.n_users(), log.known)
     timeline, _ = log.test(np.random.default_rng(seed))

@@ -10,15 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from rich.console import Console
 
+from infra.engine.precision import activations, tidied, to_int8
+from infra.engine.precision_fp16 import to_fp16
 from infra.engine.ranker_contract import ModelRefused
 from infra.errors import InvalidInput, ReleaseRefused
 from infra.release import Release, read_release
 from reranker.architectures import Architecture, rerank_architecture
 from reranker.offline import scorer_of
+from reranker.own import module_of
 from reranker.recipe import Recipe
 from reranker.replace import replace_models
 from reranker.train import train_release
@@ -140,6 +144,15 @@ def test_files_that_are_no_rankers_are_refused_and_nothing_is_written(
                 source, str(folder), tmp_path / "out", models={"rerank": str(tmp_path / name)}, cache=tmp_path
             )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("precision", "held"), [("fp16", "FLOAT16"), ("int8", "QuantizeLinear")])
+def test_a_graph_of_a_lower_precision_is_refused(work: Path, tmp_path: Path, precision: str, held: str) -> None:
+    fp32 = onnx.load(read_release(work / "release").rerank_model)
+    lower = to_fp16(fp32) if precision == "fp16" else to_int8(fp32, dict.fromkeys(activations(tidied(fp32)), 0.01))
+    onnx.save(lower, tmp_path / "lower.onnx")
+    with pytest.raises(ModelRefused, match=f"it holds {held}; give the FP32 model"):
+        module_of(tmp_path / "lower.onnx")
 
 
 def test_other_data_no_model_and_a_taken_place_are_refused(work: Path, tmp_path: Path) -> None:

@@ -208,6 +208,9 @@ def number(token_dim, user_dim):
 
 def positional(a, b):
     return Mine(a, b)
+
+def raises(token_dim, user_dim):
+    raise RuntimeError("my own bug")
 """
 
 
@@ -237,6 +240,7 @@ def test_a_model_of_ones_own_is_made_by_its_factory(own_module: str) -> None:
         ("own_rankers:positional", r"reranker: own_rankers:positional cannot be called with \(token_dim, user_dim\)"),
         ("own_rankers:Crowded", "reranker own_rankers:Crowded: a candidate's logit depends on the other candidates"),
         ("own_rankers:", "reranker: own_rankers has no factory after the colon"),
+        ("own_rankers:raises", "reranker: own_rankers:raises raises RuntimeError: my own bug"),
     ],
 )
 def test_a_factory_that_makes_no_model_is_refused_with_the_reason(own_module: str, name: str, error: str) -> None:

@@ -24,6 +24,7 @@ from infra.errors import TrirankError
         (["--plots", "pyproject.toml"], "plots: pyproject.toml is a file; name a folder"),
         (["--compare", "tests"], "tests is no release directory"),
         (["--stream"], "stream: movielens-100k is no folder of interactions*.parquet"),
+        (["--name", "a b/../c"], "name: 'a b/../c' cannot name a release"),
         (["--device", "tpu"], "device: 'tpu' is unknown; give one of cpu, cuda"),
     ],
 )

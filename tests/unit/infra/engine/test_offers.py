@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 from edge_ranker.recorded import recorded_inputs
@@ -49,6 +50,20 @@ def test_only_what_is_named_is_offered(release: Release) -> None:
     offers = offers_of(release, engine_folder(release.path), "edge", ("torch-cpu", "onnxruntime-cpu:fp32"))
 
     assert [offer.name for offer in offers] == ["torch-cpu:fp32", "onnxruntime-cpu:fp32"]
+
+
+def test_a_model_changed_after_the_release_was_read_is_damaged_though_its_scores_agree(release: Release) -> None:
+    model = release.model("edge")
+    assert model is not None
+    graph = onnx.load(model)
+    graph.doc_string = "changed"
+    onnx.save(graph, model)
+    (offer,) = offers_of(release, engine_folder(release.path), "edge", ("onnxruntime-cpu:fp32",))
+
+    result = open_engine("edge", offer, RecordedCheck("edge", SCHEMA, recorded_inputs(release)))
+
+    assert isinstance(result, Refusal)
+    assert (result.cause, "its sha256 differs from the manifest's" in result.reason) == ("damaged", True)
 
 
 def test_what_is_offered_is_what_is_made(release: Release) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from infra.engine.run import EngineUnavailable
+from infra.engine.run import EngineDamaged, EngineUnavailable
 from infra.engine.store import INDEX, EngineEntry, EngineStore, sha256_of, why_unfit
 
 T4 = {"role": "edge", "precision": "int8", "builder": "tensorrt", "version": "11.4", "sm": 75, "driver": "580.1"}
@@ -65,7 +65,8 @@ def test_without_a_folder_the_refusal_says_how_to_build(store: EngineStore, onnx
 def test_a_damaged_engine_is_refused(store: EngineStore, onnx: Path) -> None:
     path = store.add(entry(onnx), b"engine")
     path.write_bytes(b"engimes")
-    assert "damaged" in refusal(store, onnx)
+    with pytest.raises(EngineDamaged, match="damaged"):
+        store.find(**T4, onnx=onnx)  # type: ignore[arg-type]
 
 
 def test_a_missing_engine_file_is_refused(store: EngineStore, onnx: Path) -> None:
