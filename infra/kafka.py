@@ -26,7 +26,6 @@ from infra.errors import ConfigurationError, LogUnavailable, Permanent, TrirankE
 from infra.log import (
     TIMEOUT_S,
     BrokerInfo,
-    GuardedReader,
     LogGap,
     LogLost,
     LogTruncated,
@@ -34,6 +33,7 @@ from infra.log import (
     Record,
     is_durable,
 )
+from infra.log_reader import GuardedReader
 from infra.outbox import Outbox, Outgoing
 
 __all__ = ["BrokerInfo", "LogConsumer", "LogGap", "LogLost", "LogProducer", "LogTruncated", "Record"]

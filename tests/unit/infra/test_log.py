@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from infra.errors import LogUnavailable, Permanent
 from infra.fetch_wait import fetch_wait_ms
-from infra.log import GuardedReader, LogLink, LogLost, LogTruncated, OutOfRange, Record, is_durable
+from infra.log import LogLink, LogLost, LogTruncated, OutOfRange, Record, is_durable
+from infra.log_reader import GuardedReader
 
 
 class Log:
-    """One partition 0 of a log in memory, as a link."""
+    """One partition 0 of a log in memory, as a link. A record that is None is not stored yet, and passed over."""
 
     def __init__(self) -> None:
         self.name = "trirank-memory-a/1"
         self.begin = 0
-        self.records: list[bytes] = []
+        self.records: list[bytes | None] = []
         self.at = 0
         self.connection: object | None = object()
         self.answers = True
@@ -27,10 +28,10 @@ class Log:
     def fetch(self, timeout_s: float, max_records: int) -> dict[int, list[Record]]:
         if self.at < self.begin:
             raise OutOfRange({0})
-        found = [
-            Record(0, self.at + i, 0, None, v) for i, v in enumerate(self.records[self.at : self.at + max_records])
-        ]
-        self.at += len(found)
+        there = [(i, v) for i, v in enumerate(self.records) if v is not None and i >= self.at]
+        found = [Record(0, i, 0, None, v) for i, v in there[:max_records]]
+        if found:
+            self.at = found[-1].offset + 1
         return {0: found} if found else {}
 
     def seek(self, partition: int, offset: int) -> None:
@@ -113,7 +114,7 @@ def test_a_client_that_stands_still_is_replaced_and_goes_on_where_it_was(
     log: Log, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("infra.log.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("infra.log_reader.time.monotonic", lambda: now_s)
     reader = started(log)
     assert [r.value for r in reader.poll(0, max_records=1)] == [b"a"]
     stuck = Log()
@@ -182,11 +183,72 @@ def test_a_log_that_begins_after_the_position_is_truncated_and_goes_on_at_its_be
     assert [r.offset for r in reader.poll(0)] == [2]
 
 
+def test_a_record_that_is_shown_too_early_is_not_read_before_those_in_front_of_it(log: Log) -> None:
+    log.records = [b"a", None, b"c", None, b"e"]
+    reader = started(log)
+    assert [r.value for r in reader.poll(0)] == [b"a"]
+    assert reader.poll(0) == []
+    assert reader.positions() == {0: 1}
+    log.records[1] = b"b"
+    assert [r.value for r in reader.poll(0)] == [b"b", b"c"]
+    log.records[3] = b"d"
+    assert [r.value for r in reader.poll(0)] == [b"d", b"e"]
+
+
+def test_a_record_that_never_comes_is_reported_like_one_that_was_cut_off(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("infra.log_reader.time.monotonic", lambda: now_s)
+    log.records = [b"a", None, b"c", None, None, b"f"]
+    reader = started(log)
+    reader.poll(0)
+    now_s += 4
+    assert reader.poll(0) == []
+    now_s += 2
+    for _ in range(2):
+        with pytest.raises(LogTruncated) as cut:
+            reader.poll(0)
+    assert (cut.value.position, cut.value.resume_at) == (1, 2)
+    reader.seek(0, 2)
+    # The next hole has its own time.
+    assert [r.value for r in reader.poll(0)] == [b"c"]
+    assert reader.poll(0) == []
+    now_s += 6
+    with pytest.raises(LogTruncated) as cut:
+        reader.poll(0)
+    assert (cut.value.position, cut.value.resume_at) == (3, 5)
+
+
+def test_holes_of_a_log_on_disk_are_what_compaction_left(log: Log) -> None:
+    log.name = "MkU3OEVBNTcwNTJENDM2Qk/1"
+    log.records = [b"a", None, b"c"]
+    assert [r.value for r in started(log).poll(0)] == [b"a", b"c"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30))
+def test_whatever_order_records_are_stored_in_they_are_read_in_theirs(steps: list[tuple[int, bool]]) -> None:
+    log = Log()
+    reader = started(log)
+    read: list[int] = []
+    for n, late in steps:
+        # As the embedded broker does: the end is raised at once, and the records are stored then, or later.
+        missing = [i for i, value in enumerate(log.records) if value is None]
+        log.records += [None if late else b"x"] * n
+        if missing and not late:
+            log.records[missing[0]] = b"x"
+        read += [record.offset for record in reader.poll(0)]
+        assert read == list(range(len(read)))
+    log.records = [b"x"] * len(log.records)
+    read += [record.offset for record in reader.poll(0)]
+    assert read == list(range(len(log.records)))
+
+
 def test_a_reader_that_lags_and_gets_nothing_lets_the_broker_look_longer(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr("infra.log.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("infra.log_reader.time.monotonic", lambda: now_s)
     reader = started(log)
     monkeypatch.setattr(log, "fetch", lambda timeout_s, max_records: {})
     assert log.wait_ms == 20
@@ -195,7 +257,7 @@ def test_a_reader_that_lags_and_gets_nothing_lets_the_broker_look_longer(
         reader.poll(0)
         assert log.wait_ms == expected_ms
     monkeypatch.undo()
-    monkeypatch.setattr("infra.log.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("infra.log_reader.time.monotonic", lambda: now_s)
     now_s += 61.0
     reader.poll(0)
     assert log.wait_ms == 80
