@@ -3,26 +3,18 @@
 Works alike on Apache Kafka and on the embedded broker. Refuses to join groups and to commit: positions belong to
 whoever applies the records. Invariant: no exception of kafka-python leaves this file.
 
-kafka-python is pinned, because some things need its internals: topics must not be made by asking for them (its switch
-for that does nothing), what fails to connect must leak neither thread nor socket, a new connection must be noticed.
+kafka-python is pinned, because some things need its internals: here, a new connection must be noticed; for the others
+see `kafka_client.py`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-with warnings.catch_warnings():
-    # kafka-python reads its message schemas with a function that Python 3.11 and 3.12 call deprecated.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import kafka
-    from kafka import errors as kafka_errors
-    from kafka.net.compat import KafkaNetClient
-    from kafka.net.inet import KafkaNetSocket
-
 from infra.errors import ConfigurationError, LogUnavailable, Permanent, TrirankError
+from infra.kafka_client import kafka, kafka_errors, open_client
 from infra.log import (
     TIMEOUT_S,
     BrokerInfo,
@@ -95,7 +87,7 @@ class LogConsumer(GuardedReader):
 
     def _connect(self, timeout_s: float) -> _ConsumerLink:
         with _translated(self._bootstrap):
-            consumer = _open(
+            consumer = open_client(
                 kafka.KafkaConsumer,
                 self._bootstrap,
                 timeout_s,
@@ -125,7 +117,7 @@ class LogProducer(Outbox):
     def _connect(self, timeout_s: float) -> _ProducerLink:
         durable = probe(self._bootstrap, timeout_s).durable
         delivery_ms = int(self._delivery_timeout_s * 1000)
-        producer = _open(
+        producer = open_client(
             kafka.KafkaProducer,
             self._bootstrap,
             timeout_s,
@@ -243,46 +235,9 @@ def _partitions(consumer: Any, topic: str, timeout_s: float) -> set[int]:
     return cluster.partitions_for_topic(topic) or set()
 
 
-class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
-    """Closes a socket that could not connect; kafka-python leaves it to the garbage collector."""
-
-    SCHEMES = ("direct",)
-
-    async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
-        try:
-            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
-        except BaseException:
-            sock.close()
-            raise
-
-
-def _open(factory: Callable[..., Any], bootstrap: str, timeout_s: float, **config: Any) -> Any:
-    """Make a client of kafka-python; one that cannot connect leaves no thread or socket behind."""
-    made: list[Any] = []
-
-    def client(**client_config: Any) -> Any:
-        made.append(KafkaNetClient(**client_config))
-        made[0].cluster.config["allow_auto_create_topics"] = False
-        return made[0]
-
-    try:
-        return factory(
-            bootstrap_servers=bootstrap.split(","),
-            bootstrap_timeout_ms=timeout_s * 1000,
-            reconnect_backoff_max_ms=500,
-            proxy_url="direct://",
-            kafka_client=client,
-            **config,
-        )
-    except kafka_errors.KafkaError as error:
-        for unused in made:
-            unused.close()
-        raise LogUnavailable(f"log: no Kafka broker answers at {bootstrap}: {error}") from error
-
-
 @contextmanager
 def _admin(bootstrap: str, timeout_s: float) -> Iterator[Any]:
-    admin = _open(kafka.KafkaAdminClient, bootstrap, timeout_s)
+    admin = open_client(kafka.KafkaAdminClient, bootstrap, timeout_s)
     try:
         with _translated(bootstrap):
             yield admin

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infra.kafka import kafka
+from infra.kafka_client import kafka
 
 _HEADER = struct.Struct("<4sHHIIBBHIQqI")
 _ASSIGN, _ADD, _DELETE = 1, 2, 3
@@ -53,7 +53,8 @@ class Ledger:
         """
         end_s = time.monotonic() + timeout_s
         with kafka.KafkaConsumer(
-            bootstrap_servers=self.bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
+            bootstrap_servers=self.bootstrap, proxy_url="direct://",  # see kafka_client.py
+            enable_auto_commit=False, auto_offset_reset="earliest",
             max_partition_fetch_bytes=16 << 20, fetch_max_wait_ms=1000, reconnect_backoff_max_ms=500,
         ) as consumer:  # fmt: skip
             places = [kafka.TopicPartition(self.topic, p) for p in range(self.n_partitions)]

@@ -1,0 +1,81 @@
+"""kafka-python as `kafka.py` uses it: imported, mended where it must be, and its clients made.
+
+It is pinned, because what is mended are internals: topics must not be made by asking for them (its switch for that does
+nothing), what fails to connect must leak neither thread nor socket, and an answer must find the class that reads it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+with warnings.catch_warnings():
+    # kafka-python reads its message schemas with a function that Python 3.11 and 3.12 call deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka
+    from kafka import errors as kafka_errors
+    from kafka.net.compat import KafkaNetClient
+    from kafka.net.inet import KafkaNetSocket
+    from kafka.protocol.api_header import ResponseClassRegistry
+
+from infra.errors import LogUnavailable
+
+__all__ = ["kafka", "kafka_errors", "open_client"]
+
+
+class _FirstResponseClasses:
+    """The classes of answers by API: the first that is registered of each, which its module keeps.
+
+    kafka-python makes a class of its own for each version of an answer when one first comes, and takes that (as a weak
+    reference) for the class of all versions. When two threads make the same one at the same moment, the one that is
+    registered may be the one that is thrown away: from the next garbage collection on no client of the process can read
+    an answer of that kind, and each waits for ever.
+    """
+
+    def __init__(self, registered: dict[int, Any]) -> None:
+        self._registered = registered
+
+    def __call__(self, response_class: Any) -> None:
+        """Take the class unless there is one."""
+        self._registered.setdefault(response_class.API_KEY, response_class)
+
+
+ResponseClassRegistry.register_response_class = _FirstResponseClasses(ResponseClassRegistry._response_class_registry)
+
+
+class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
+    """Closes a socket that could not connect; kafka-python leaves it to the garbage collector."""
+
+    SCHEMES = ("direct",)
+
+    async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        try:
+            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except BaseException:
+            sock.close()
+            raise
+
+
+def open_client(factory: Callable[..., Any], bootstrap: str, timeout_s: float, **config: Any) -> Any:
+    """Make a client of kafka-python; one that cannot connect leaves no thread or socket behind."""
+    made: list[Any] = []
+
+    def client(**client_config: Any) -> Any:
+        made.append(KafkaNetClient(**client_config))
+        made[0].cluster.config["allow_auto_create_topics"] = False
+        return made[0]
+
+    try:
+        return factory(
+            bootstrap_servers=bootstrap.split(","),
+            bootstrap_timeout_ms=timeout_s * 1000,
+            reconnect_backoff_max_ms=500,
+            proxy_url="direct://",
+            kafka_client=client,
+            **config,
+        )
+    except kafka_errors.KafkaError as error:
+        for unused in made:
+            unused.close()
+        raise LogUnavailable(f"log: no Kafka broker answers at {bootstrap}: {error}") from error
