@@ -100,8 +100,10 @@ def train_release(
             console.print(f"[dim]{log.known.licence}[/dim]", highlight=False)
         if other is not None:
             check_comparable(other, log.split()["test_from"])
+        # What would end in a refusal is told now and not after the training: a test period in which there is nothing
+        # to rank (with other random numbers than the training's), a folder that cannot be made.
+        log.test(np.random.default_rng(seed))
         if plots is not None:
-            # A folder that cannot be made is told now and not after the training.
             plots.mkdir(parents=True, exist_ok=True)
         rng = np.random.default_rng(seed)
         schema, passes = schema_for(log.n_users(), log.known), epochs or recipe.passes(log.n_train)

@@ -100,6 +100,19 @@ def test_the_same_seed_gives_the_same_quality(release: Release, folder: Path, tm
     assert again.manifest.report["data_fingerprint"] == release.manifest.report["data_fingerprint"]
 
 
+def test_a_test_period_in_which_nothing_can_be_ranked_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Everybody has touched everything.
+    rows = [f"u{k // 10 % 12},i{k % 10},click,{1_700_000_000_000_000 + k * 1_000_000}" for k in range(600)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "interactions.csv").write_text("\n".join(["user_id,item_id,event,ts", *rows]) + "\n")
+    monkeypatch.delattr("reranker.fitting.Fitting.run")
+    with pytest.raises(InvalidInput, match="every user of the test period has touched every item"):
+        _train(tmp_path / "data", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_existing_directory_is_refused_before_anything_is_read(release: Release, tmp_path: Path) -> None:
     with pytest.raises(ReleaseRefused, match="exists already"):
         _train(tmp_path / "no such data", release.path)
