@@ -69,6 +69,8 @@ def _table(entry: TableEntry) -> dict[str, Any]:
 def _data(manifest: Manifest) -> dict[str, Any]:
     report = manifest.report
     made_from = {name: report[name] for name in _MADE_FROM if name in report}
+    if "passes" in report:
+        made_from["passes"] = len(report["passes"])
     of = report.get("precisions")
     return flat(made_from | ({"calibration": of["calibration"]} if isinstance(of, Mapping) else {}))
 

@@ -87,7 +87,7 @@ def test_a_release_does_not_differ_from_itself(release: Release) -> None:
 
 
 def test_every_section_names_what_differs_and_nothing_else(release: Release) -> None:
-    one = with_report(release, data_fingerprint="a" * 64, seconds={"training": 1})
+    one = with_report(release, data_fingerprint="a" * 64, seconds={"training": 1}, passes=[{"pass": 1}])
     files = {**one.files, one.models["edge"]["fp32"]: "b" * 64}
     tables = [msgspec.structs.replace(t, rows=t.rows + 2) if t.name == "item" else t for t in one.tables]
     other = msgspec.structs.replace(
@@ -95,6 +95,7 @@ def test_every_section_names_what_differs_and_nothing_else(release: Release) -> 
             release,
             data_fingerprint="c" * 64,
             seconds={"training": 9},
+            passes=[{"pass": 1}, {"pass": 2}],
             models={"edge": {"uniform": {"auc": 0.91}}},
             precisions=PRECISIONS,
         ),
@@ -108,7 +109,8 @@ def test_every_section_names_what_differs_and_nothing_else(release: Release) -> 
     assert found["schema"] == {"max_history": (10, 20)}
     assert found["tables"].keys() == {"item"}
     assert found["data"]["data_fingerprint"] == ("a" * 64, "c" * 64)
-    assert {what.split(".")[0] for what in found["data"]} == {"data_fingerprint", "calibration"}
+    assert {what.split(".")[0] for what in found["data"]} == {"data_fingerprint", "calibration", "passes"}
+    assert found["data"]["passes"] == (1, 2)
     assert found["models"] == {"edge fp32": (one.files[one.models["edge"]["fp32"]], "b" * 64)}
     assert found["quality"]["edge.uniform.auc"] == (0.9, 0.91)
     assert found["quality"]["edge int8 refused"] == (None, ["logits move by 0.2 (rms), more than 0.15"])
