@@ -51,6 +51,8 @@ def build(
     built: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
     jobs = [(target, _build_of(target)) for target in names]
+    # Before minutes of compiling: a path that cannot be a folder ends it here.
+    folder.mkdir(parents=True, exist_ok=True)
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),

@@ -28,6 +28,11 @@ def bad(release: Release, target: str, folder: Path, builder: str | None) -> lis
     raise EngineUnavailable("no compiler here")
 
 
+def never(release: Release, target: str, folder: Path, builder: str | None) -> list[Path]:
+    """Must not be called."""
+    raise AssertionError("it was built")
+
+
 @pytest.fixture(autouse=True)
 def _targets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "TARGETS", {"good": f"{__name__}:good", "bad": f"{__name__}:bad"})
@@ -64,6 +69,16 @@ def test_one_failure_is_told_and_does_not_stop_the_others(tmp_path: Path) -> Non
     assert done.exit_code == 2
     assert "bad: no compiler here" in done.output
     assert (tmp_path / "here/good.engine").is_file()
+
+
+def test_a_folder_that_cannot_be_is_told_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(command.TARGETS, "good", f"{__name__}:never")
+    release = write_tiny_release(tmp_path / "one")
+    (tmp_path / "file").touch()
+    done = run(str(release.path), "--targets", "good", "--engines", str(tmp_path / "file" / "engines"))
+    assert isinstance(done.exception, NotADirectoryError)
 
 
 @pytest.mark.parametrize("targets", ["good,gpu", ""])
