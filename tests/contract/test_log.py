@@ -68,6 +68,26 @@ def test_a_record_comes_back_with_its_key_partition_and_acknowledged_offset(
     assert abs(record.timestamp_ms / 1000 - time.time()) < 60
 
 
+def test_a_reader_at_the_end_misses_no_record_of_several_producers(
+    broker: Broker, consume: Callable[..., LogConsumer], topic: str
+) -> None:
+    reader = consume()
+
+    def write() -> None:
+        with closing(LogProducer(broker.bootstrap, delivery_timeout_s=30)) as producer:
+            producer.start()
+            for i in range(200):
+                producer.send(topic, 0, b"%d" % i).result(20)
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    records = read(reader, 800, timeout_s=120)
+    for writer in writers:
+        writer.join()
+    assert [r.offset for r in records] == list(range(800))
+
+
 def test_records_of_one_partition_come_back_in_the_order_they_were_sent(
     producer: LogProducer, consume: Callable[..., LogConsumer], topic: str
 ) -> None:
