@@ -1,14 +1,17 @@
 """kafka-python as `kafka.py` uses it: imported, mended where it must be, and its clients made.
 
 It is pinned, because what is mended are internals: topics must not be made by asking for them (its switch for that does
-nothing), what fails to connect must leak neither thread nor socket, and an answer must find the class that reads it.
+nothing), neither what fails to connect nor what is closed may leak a thread or socket, and an answer must find the
+class that reads it.
 """
 
 from __future__ import annotations
 
+import socket
 import warnings
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 with warnings.catch_warnings():
     # kafka-python reads its message schemas with a function that Python 3.11 and 3.12 call deprecated.
@@ -44,12 +47,17 @@ class _FirstResponseClasses:
 ResponseClassRegistry.register_response_class = _FirstResponseClasses(ResponseClassRegistry._response_class_registry)
 
 
+# By the loop of a client, which no other client uses.
+_sockets: WeakKeyDictionary[Any, WeakSet[socket.socket]] = WeakKeyDictionary()
+
+
 class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
     """Closes a socket that could not connect; kafka-python leaves it to the garbage collector."""
 
     SCHEMES = ("direct",)
 
     async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        _sockets.setdefault(net, WeakSet()).add(sock)
         try:
             return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
         except BaseException:
@@ -57,12 +65,23 @@ class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
             raise
 
 
+class _ClosingClient(KafkaNetClient):  # type: ignore[misc]
+    """Closes its sockets with itself; kafka-python leaves one that still has something to send to the collector."""
+
+    def close(self, node_id: Any = None) -> None:
+        """Close one connection, or all of them and the loop."""
+        super().close(node_id)
+        if node_id is None:
+            for sock in list(_sockets.pop(self._net, ())):
+                sock.close()
+
+
 def open_client(factory: Callable[..., Any], bootstrap: str, timeout_s: float, **config: Any) -> Any:
-    """Make a client of kafka-python; one that cannot connect leaves no thread or socket behind."""
+    """Make a client of kafka-python; when it cannot connect, and when it is closed, no thread or socket is left."""
     made: list[Any] = []
 
     def client(**client_config: Any) -> Any:
-        made.append(KafkaNetClient(**client_config))
+        made.append(_ClosingClient(**client_config))
         made[0].cluster.config["allow_auto_create_topics"] = False
         return made[0]
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infra.kafka_client import kafka
+from infra.kafka_client import kafka, open_client
 
 _HEADER = struct.Struct("<4sHHIIBBHIQqI")
 _ASSIGN, _ADD, _DELETE = 1, 2, 3
@@ -52,10 +52,9 @@ class Ledger:
         A record is known by its event time, which the writers make unique. Nobody may be writing.
         """
         end_s = time.monotonic() + timeout_s
-        with kafka.KafkaConsumer(
-            bootstrap_servers=self.bootstrap, proxy_url="direct://",  # see kafka_client.py
-            enable_auto_commit=False, auto_offset_reset="earliest",
-            max_partition_fetch_bytes=16 << 20, fetch_max_wait_ms=1000, reconnect_backoff_max_ms=500,
+        with open_client(
+            kafka.KafkaConsumer, self.bootstrap, 30.0, enable_auto_commit=False, auto_offset_reset="earliest",
+            max_partition_fetch_bytes=16 << 20, fetch_max_wait_ms=1000,
         ) as consumer:  # fmt: skip
             places = [kafka.TopicPartition(self.topic, p) for p in range(self.n_partitions)]
             consumer.assign(places)

@@ -14,6 +14,7 @@ import pytest
 
 from infra.errors import ConfigurationError, LogUnavailable, Overloaded, Permanent
 from infra.kafka import LogConsumer, LogLost, LogProducer, LogTruncated, ensure_topics, probe, topic_identity
+from infra.kafka_client import kafka, open_client
 from tests.brokers import Broker, delete_records, delete_topic, gap_of, make_broker, read, send
 from tests.support import eventually, free_port
 
@@ -66,6 +67,22 @@ def test_a_record_comes_back_with_its_key_partition_and_acknowledged_offset(
     (record,) = read(consume(), 1)
     assert (record.partition, record.offset, record.key, record.value) == (1, offset, b"key", b"value")
     assert abs(record.timestamp_ms / 1000 - time.time()) < 60
+
+
+def test_a_client_that_is_closed_while_it_has_something_to_send_leaves_no_socket(broker: Broker, topic: str) -> None:
+    client = open_client(kafka.KafkaConsumer, broker.bootstrap, 10.0, enable_auto_commit=False)
+    client.assign([kafka.TopicPartition(topic, 0)])
+    client.seek(kafka.TopicPartition(topic, 0), 0)
+    client.poll(timeout_ms=100)
+    transports = [conn.transport for conn in client._manager._conns.values() if conn.transport is not None]
+    sockets = [transport._sock for transport in transports]
+    assert sockets
+    for transport in transports:
+        # As it is while the socket takes no more.
+        transport._write_buffer.append(b"more")
+        transport._writing = True
+    client.close(autocommit=False)
+    assert [sock.fileno() for sock in sockets] == [-1] * len(sockets)
 
 
 def test_a_reader_at_the_end_misses_no_record_of_several_producers(
