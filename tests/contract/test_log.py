@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,10 +74,14 @@ def test_a_client_that_is_closed_while_it_has_something_to_send_leaves_no_socket
     client = open_client(kafka.KafkaConsumer, broker.bootstrap, 10.0, enable_auto_commit=False)
     client.assign([kafka.TopicPartition(topic, 0)])
     client.seek(kafka.TopicPartition(topic, 0), 0)
-    client.poll(timeout_ms=100)
-    transports = [conn.transport for conn in client._manager._conns.values() if conn.transport is not None]
+    conns = client._manager._conns
+
+    def connected() -> list[Any]:
+        client.poll(timeout_ms=100)
+        return [conn.transport for conn in list(conns.values()) if conn.connected]
+
+    transports = eventually(connected)
     sockets = [transport._sock for transport in transports]
-    assert sockets
     for transport in transports:
         # As it is while the socket takes no more.
         transport._write_buffer.append(b"more")
