@@ -27,24 +27,18 @@ from infra.errors import LogUnavailable
 __all__ = ["kafka", "kafka_errors", "open_client"]
 
 
-class _FirstResponseClasses:
-    """The classes of answers by API: the first that is registered of each, which its module keeps.
+def _keep_the_first(response_class: Any) -> None:
+    """Register the class that reads the answers of an API, unless there is one: the first is kept by its module.
 
     kafka-python makes a class of its own for each version of an answer when one first comes, and takes that (as a weak
     reference) for the class of all versions. When two threads make the same one at the same moment, the one that is
     registered may be the one that is thrown away: from the next garbage collection on no client of the process can read
     an answer of that kind, and each waits for ever.
     """
-
-    def __init__(self, registered: dict[int, Any]) -> None:
-        self._registered = registered
-
-    def __call__(self, response_class: Any) -> None:
-        """Take the class unless there is one."""
-        self._registered.setdefault(response_class.API_KEY, response_class)
+    ResponseClassRegistry._response_class_registry.setdefault(response_class.API_KEY, response_class)
 
 
-ResponseClassRegistry.register_response_class = _FirstResponseClasses(ResponseClassRegistry._response_class_registry)
+ResponseClassRegistry.register_response_class = _keep_the_first
 
 
 # By the loop of a client, which no other client uses.
